@@ -34,9 +34,9 @@ from cotenant.techniques.layer_blocks.execute.choice import (
     KernelChoice,
     choice_path,
     save_choice,
-    store_of,
 )
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import store_of
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.techniques.placement.measure.placed import PlacementCheck, check_path
 from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of, save_placement

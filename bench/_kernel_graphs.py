@@ -22,8 +22,8 @@ from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
-from cotenant.techniques.layer_blocks.execute.choice import runtime_of, store_of, version_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
 from cotenant.techniques.layer_blocks.measure.kernel_judge import special_values
 
 Values = dict[str, Any]

@@ -19,7 +19,7 @@ from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
 
 FOLDER = Path(__file__).parents[1] / "docs" / "policies"
-NAMES = ("shares", "most", "fair", "weighted", "edf", "sjf", "fcfs", "clockwork")
+NAMES = ("shares", "most", "fair", "weighted", "edf", "sjf", "fcfs")
 MS = 1_000_000
 MODELS = {"78 ms": (78, 250), "23 ms": (23, 120), "100 ms": (100, 400), "7 ms": (7, 30)}
 """Latency and SLO in ms."""

@@ -2,7 +2,7 @@
 
 Another package joins a socket by an entry point of the socket's group. The techniques of this distribution join by
 `BUILT_IN`, which has the same form, as a source checkout has no entry points: group, name, "MODULE:ATTRIBUTE". A
-technique whose package is not there is left out.
+technique is left out where its package is not there, or that of one that it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ _LAYER_BLOCKS = "cotenant.techniques.layer_blocks"
 _PLACEMENT = "cotenant.techniques.placement"
 _GRANULARITY = "cotenant.techniques.granularity"
 _CLUSTER = "cotenant.cluster"
-_PACKAGES = (_OVERLAP, _PARTITIONS, _LAYER_BLOCKS, _PLACEMENT, _GRANULARITY, _CLUSTER)
+NEEDS: dict[str, tuple[str, ...]] = {
+    _OVERLAP: (),
+    _PARTITIONS: (_OVERLAP,),
+    _LAYER_BLOCKS: (),
+    _PLACEMENT: (),
+    _GRANULARITY: (_PLACEMENT,),
+    _CLUSTER: (_PARTITIONS,),
+}
+"""The techniques of this distribution, and which others each imports: it is missing where one of them is."""
 
 POLICIES = "cotenant.policies"
 """Socket: the class of a policy by its name; see `policies.registry`."""
@@ -42,6 +50,9 @@ WORLDS = "cotenant.worlds"
 KEPT_PLANS = "cotenant.kept_plans"
 """Socket: by the field of the policies that follow them, a function of repository, profile and lanes that gives the
 plans that are kept."""
+RUN_STRATEGIES = "cotenant.run_strategies"
+"""Socket: a subclass of `execute.strategy.RunStrategy`. Models are opened by their engine, then by each strategy in the
+order of `BUILT_IN`, then by those of other packages."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -64,6 +75,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
     GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.group_models:MODELS"},
     WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
     KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
+    RUN_STRATEGIES: {
+        "kernels": f"{_LAYER_BLOCKS}.execute.kernel_strategy:KernelStrategy",
+        "placement": f"{_PLACEMENT}.execute.placement_strategy:PlacementStrategy",
+    },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
         "plan": f"{_PARTITIONS}.cli.plan:plan",
@@ -73,10 +88,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
 """What the techniques of this distribution add, by socket and name."""
 
 
+def _is_there(package: str) -> bool:
+    return find_spec(package) is not None and all(map(_is_there, NEEDS[package]))
+
+
 @cache
 def built_in(socket: str) -> dict[str, str]:
     """References "MODULE:ATTRIBUTE" by name, of the techniques that are installed."""
-    there = tuple(f"{package}." for package in _PACKAGES if find_spec(package) is not None)
+    there = tuple(f"{package}." for package in NEEDS if _is_there(package))
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 
@@ -87,9 +106,9 @@ def _entry_points(socket: str) -> list[EntryPoint]:
 
 
 def registered(socket: str) -> dict[str, str]:
-    """The same, with those of other packages. A name of this distribution stays its own."""
+    """The same, then those of other packages. A name of this distribution stays its own."""
     others = {found.name: found.value for found in _entry_points(socket)}
-    return others | built_in(socket)
+    return built_in(socket) | others | built_in(socket)
 
 
 def load(socket: str, name: str) -> Any:

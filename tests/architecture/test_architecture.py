@@ -19,6 +19,7 @@ from bench._house_map import (
     technique_of,
     wide_functions,
 )
+from cotenant import registry
 
 PACKAGE = Path(cotenant.__file__).parent
 MODULES = {
@@ -66,14 +67,10 @@ stands below. Techniques and the cluster import all of it."""
 BASE_TO_TECHNIQUE, CIRCLES, POLICY_MEMBERS, LAUNCH_FIELDS, WIDE_FUNCTIONS = 12, [18], 11, 16, 11
 """What is left to mend. These numbers only get smaller."""
 NEEDS = {
-    "granularity": ("partitions", "placement"),
-    "layer_blocks": ("placement",),
-    "overlap": ("placement",),
-    "partitions": ("granularity", "overlap", "placement"),
-    "placement": ("granularity", "layer_blocks", "overlap", "partitions"),
-    "cluster": ("partitions",),
+    technique_of(f"{name}."): tuple(technique_of(f"{each}.") for each in needed)
+    for name, needed in registry.NEEDS.items()
 }
-"""Which other techniques each may import."""
+"""Which other techniques each imports, as the line "Needs:" of its README says."""
 NEVER = (
     ("world", "predict"),
     ("policies", "predict"),

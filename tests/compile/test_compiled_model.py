@@ -19,16 +19,13 @@ from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.runner import open_model, to_numpy
+from cotenant.execute.opener import open_model
+from cotenant.execute.runner import to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
-from cotenant.techniques.layer_blocks.execute.choice import (
-    KernelChoice,
-    apply,
-    open_onnx,
-    store_of,
-)
+from cotenant.techniques.layer_blocks.execute.choice import KernelChoice
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.layer_blocks.execute.lease import Kept
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import apply, store_of
 from cotenant.work import Share, Work
 from kernel_choices import compiled
 from kernel_graphs import SIZE, network, products
@@ -220,7 +217,7 @@ def test_a_launch_takes_in_a_core_without_a_stop(folder: Path, model: CompiledMo
 
 
 def test_products_run_on_kernels_at_the_shapes_they_were_made_for(folder: Path) -> None:
-    with open_onnx(folder / "products.onnx", cache_dir=folder / "cache") as model:
+    with open_model(folder / "products.onnx", cache_dir=folder / "cache") as model:
         assert isinstance(model, CompiledModel)
         for rows, batch, ours in ((7, 1, 2), (7, 4, 2), (5, 1, 0)):
             given = {"x": np.random.default_rng(0).standard_normal((batch, rows, 20), np.float32)}
@@ -267,21 +264,21 @@ def test_a_broken_library_is_refused_with_a_sentence(
 ) -> None:
     shutil.copytree(folder / "cache", tmp_path / "cache")
     store = store_of(tmp_path / "cache")
-    with open_onnx(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
+    with open_model(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
         assert isinstance(model, CompiledModel)
         content = model.graph_path.parent.name
     for library in (tmp_path / "cache" / "compiled" / "libraries").iterdir():
         library.write_bytes(library.read_bytes() + b"\0")
     caplog.set_level(logging.WARNING)
-    with open_onnx(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
+    with open_model(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
         assert not isinstance(model, CompiledModel)
         same(model.run(0, model.unit_count, inputs()), expected(folder, inputs()))
     assert "its compiled kernels are not used" in caplog.text
     assert "its digest differs; remove it and run cotenant compile again" in caplog.text
     with pytest.raises(ModelError, match="its kernels cannot be used"):
-        open_onnx(folder / "network.onnx", cache_dir=tmp_path / "cache", content=content)
+        open_model(folder / "network.onnx", cache_dir=tmp_path / "cache", content=content)
     (store.folder / "candidates.jsonl").unlink()
     caplog.clear()
-    with open_onnx(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
+    with open_model(folder / "network.onnx", cache_dir=tmp_path / "cache") as model:
         assert not isinstance(model, CompiledModel)
     assert "has no record of a library" in caplog.text

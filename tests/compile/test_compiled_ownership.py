@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cotenant.execute.runner import array_of, open_model, to_numpy
+from cotenant.execute.opener import open_model
+from cotenant.execute.runner import array_of, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.layer_blocks.execute.lease import Kept

@@ -14,7 +14,9 @@ from commands import Run, runner
 from cotenant.config import ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.onnx.segment_store import content_of
-from cotenant.execute.runner import open_model, to_numpy
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.opener import open_model
+from cotenant.execute.runner import to_numpy
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
@@ -113,7 +115,7 @@ def test_what_is_faster_is_used_and_its_profile_is_its_own(root: Path, monkeypat
     assert opened.digest != plain.digest
     given = {"x": np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE), np.float32)}
     got = to_numpy(opened.runner.run(0, opened.runner.unit_count, given))
-    with plain.runner.__class__.open(found.path, cache_dir=root / STATE_FOLDER / "graphs") as other:
+    with SegmentedModel.open(found.path, cache_dir=root / STATE_FOLDER / "graphs") as other:
         right = to_numpy(other.run(0, other.unit_count, given))
     for name, array in right.items():
         np.testing.assert_allclose(got[name], array, rtol=1e-3, atol=1e-4)

@@ -17,6 +17,7 @@ from bench._kernel_graphs import RandomGraph, judge
 from bench.compile_fuzz import in_child
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.opener import open_model
 from cotenant.execute.runner import to_numpy
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
@@ -26,12 +27,11 @@ from cotenant.techniques.layer_blocks.execute.choice import (
     ChosenKernels,
     KernelChoice,
     choice_path,
-    open_onnx,
     save_choice,
-    store_of,
 )
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.layer_blocks.execute.lease import ShapeRefusedError
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import store_of
 from cotenant.techniques.layer_blocks.execute.nodes import Lowering
 from kernel_graphs import Writer, on_kernels, pooled
 from kernels import a_compiler
@@ -219,7 +219,7 @@ def test_a_choice_that_lists_kernels_of_other_problems_is_refused(
     given = numbers(1, 8, 4, 6)
     place = choice_path(cache, content_of(path))
     save_choice(place, choice)
-    with open_onnx(path, cache_dir=cache) as model:
+    with open_model(path, cache_dir=cache) as model:
         assert isinstance(model, CompiledModel)
         right = to_numpy(model.run(0, model.unit_count, given))
     kept = json.loads(place.read_text(encoding="utf-8"))
@@ -229,7 +229,7 @@ def test_a_choice_that_lists_kernels_of_other_problems_is_refused(
         each["libraries"] = libraries[(at + shift) % len(libraries)]
     place.write_text(json.dumps(kept), encoding="utf-8")
     caplog.set_level(logging.WARNING)
-    with open_onnx(path, cache_dir=cache) as model:
+    with open_model(path, cache_dir=cache) as model:
         assert not isinstance(model, CompiledModel)
         same(model.run(0, model.unit_count, given), right)
     assert "and the choice lists it for" in caplog.text

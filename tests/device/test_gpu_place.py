@@ -26,8 +26,9 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
+from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.gpu.streams import CpuStreams
-from cotenant.execute.place import CorePlace, StreamPlace
+from cotenant.execute.place import CorePlace
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal

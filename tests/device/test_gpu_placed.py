@@ -146,7 +146,7 @@ def test_what_is_slower_is_left_aside(
     with closing(open_executor(SECTION)) as executor, caplog.at_level(logging.WARNING):
         opened = open_version(root, find_versions(root, "wide")[0], executor.place, (SHARE,))
         with opened.runner:
-            assert not opened.placed
+            assert not opened.gains
             assert opened.runner.placed == ()  # type: ignore[attr-defined]
     assert "left aside: takes" in caplog.text
     assert "on 4 SMs and 2 cores" in caplog.text

@@ -23,17 +23,17 @@ from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.opener import open_model
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
-from cotenant.execute.runner import Runner, array_of, open_model, to_numpy
+from cotenant.execute.runner import Runner, array_of, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.work import Share, Work
 from here_workers import here_workers
 from onnx_samples import Sketch, info
 from part_plans import Answer, Lead, check_answers, random_stages, ways
-from placed_samples import random_placement
+from placed_samples import open_placed, random_placement
 from port_graphs import WIDTH, Arrays, onnx_answer, port_feeds, random_ports, spoil, wrong_outputs
 
 ONE = Share((0,))
@@ -82,7 +82,7 @@ def test_what_a_placed_run_gives_stays_when_all_else_is_gone(tmp_path: Path, see
     source = random_ports(seed)
     onnx.save(source, tmp_path / "ports.onnx")
     kept: list[tuple[dict[str, Any], Arrays]] = []
-    with PlacedModel.open(tmp_path / "ports.onnx", cache_dir=tmp_path / "cache") as model:
+    with open_placed(tmp_path / "ports.onnx", cache_dir=tmp_path / "cache") as model:
         for at in range(4):
             model.place(random_placement(model, at, 2))
             feeds = port_feeds(at, 1 + at % 3)

@@ -23,7 +23,7 @@ from cotenant.execute.runner import to_numpy
 from cotenant.profile.profile_file import ProfileError
 from cotenant.techniques.placement.execute import placeable
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
-from placed_samples import placement, random_model, random_placement
+from placed_samples import open_placed, placement, random_model, random_placement
 
 CORES = (0, 1)
 
@@ -31,7 +31,7 @@ CORES = (0, 1)
 def opened(model: onnx.ModelProto, folder: Path) -> PlacedModel:
     path = folder / "model.onnx"
     onnx.save(model, path)
-    return PlacedModel.open(path, cache_dir=folder / "cache")
+    return open_placed(path, cache_dir=folder / "cache")
 
 
 def whole(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,9 @@ def test_without_pieces_or_lanes_it_runs_sequentially(
     forked.keep([])  # which forgets that
     forked._weights._file = Path("gone")
     forked._weights._values = None
-    monkeypatch.setattr(forked, "_cut", lambda *_, **__: (_ for _ in ()).throw(ModelError(Path("m"), "no", "way")))
+    monkeypatch.setattr(
+        forked.inner, "load_units", lambda *_, **__: (_ for _ in ()).throw(ModelError(Path("m"), "no", "way"))
+    )
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
 
 
@@ -214,13 +216,13 @@ def test_tensors_go_when_the_last_reader_has_ended(forked: PlacedModel) -> None:
     crew = forked._crews[CORES]
     assert crew is not None
     held: list[set[str]] = []
-    run_segment = forked._run_segment
+    run_segment = forked.inner.run_segment
 
     def noted(segment: Any, values: dict[str, Any], options: Any = None) -> None:
         run_segment(segment, values, options)
         held.append(set(values))
 
-    forked._run_segment = noted  # type: ignore[method-assign]
+    forked.inner.run_segment = noted  # type: ignore[method-assign]
     forked.run(0, 6, FEEDS, CORES)
     assert held[0] == {"x", "stem"}
     assert held[3] == {*forked.pieces(2)[3].inputs, "y"}

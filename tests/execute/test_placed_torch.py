@@ -27,7 +27,7 @@ from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement
 from cotenant.work import Share, Work
 from fake_streams import FakeStreams
 from late_streams import LateStreams
-from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, placement, save_wide
+from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, open_placed_torch, placement, save_wide
 from torch_samples import SAMPLES, exported
 
 WAIT_S = 20.0
@@ -37,7 +37,7 @@ CORES = (0, 0)
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedTorch]:
-    with PlacedTorch.open(save_wide(tmp_path_factory.mktemp("wide") / "wide.pt2")) as model:
+    with open_placed_torch(save_wide(tmp_path_factory.mktemp("wide") / "wide.pt2")) as model:
         yield model
 
 
@@ -129,7 +129,7 @@ def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wid
 @pytest.mark.parametrize("name", ["encoder", "chooses"])
 def test_pieces_of_any_module_have_their_sizes_and_weights(tmp_path: Path, name: str) -> None:
     torch.export.save(exported(name)[1], tmp_path / "model.pt2")
-    with PlacedTorch.open(tmp_path / "model.pt2") as model, torch.inference_mode():
+    with open_placed_torch(tmp_path / "model.pt2") as model, torch.inference_mode():
         inputs = SAMPLES[name].inputs(3)
         expected = model.run(0, model.unit_count, inputs)
         for seed in range(6):
@@ -199,7 +199,7 @@ def test_a_piece_that_fails_fails_its_launch_alone_and_leaves_nothing(wide: Plac
     wide.place(on_cores(wide, *BRANCHES))
     with closing(Served(wide, LateStreams())) as served:
         (resident,) = served.executor._models.values()
-        placed = resident.placed[SHARE]
+        placed = resident.ways[SHARE]
         assert placed is not None
         at = next(at for at, piece in enumerate(placed.crew.pieces) if piece.cores[0])
         good = placed.crew.segments[at].segment.function

@@ -16,6 +16,7 @@ import pytest
 from msgspec import UNSET
 from typer.main import get_command
 
+from bench._clockwork import Clockwork
 from bench.papers.veltair import _baselines  # noqa: F401 - registers four policies of the table
 from commands import Run
 from cotenant.cli.app import app
@@ -58,10 +59,10 @@ GRID = SmGrid(total=80, granularity=8)
 
 
 NAMES = (
-    *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", "clockwork", "overlap", "duty_cycle", "clustered"),
+    *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", Clockwork.name, "overlap", "duty_cycle", "clustered"),
     *("model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"),
 )
-"""In the order of the table; `model_wise` to `prema` are policies of the benchmarks."""
+"""In the order of the table; `clockwork`, and `model_wise` to `prema`, are policies of the benchmarks."""
 OVERLAP = ("overlap",)
 
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from bench._clockwork import Clockwork
 from cotenant import trace
 from cotenant.core.events import (
     AnswerLate,
@@ -33,7 +34,6 @@ from cotenant.core.events import (
 )
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf

@@ -17,7 +17,6 @@ from cotenant.measure.opening import OpenedModel
 from cotenant.measure.solo import Effort
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import find_versions, tasks_path
-from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.tasks import crossing, measure_tasks, placeable
 from cotenant.techniques.placement.plan.flat import PlacementProblem
@@ -180,10 +179,11 @@ def test_models_that_cannot_be_placed_are_refused(tmp_path: Path, name: str, wor
 
 def test_models_on_compiled_kernels_are_refused(tmp_path: Path) -> None:
     found = find_versions(repository(tmp_path), "wide")[-1]
-    with CompiledModel.open(found.path) as model, pytest.raises(ConfigError, match="'wide': runs on compiled kernels"):
-        placeable(OpenedModel(found, model, (), "digest"))
     with SegmentedModel.open(found.path) as model:
         assert placeable(OpenedModel(found, model, (), "digest")) is model
+        model.kernels = "some"
+        with pytest.raises(ConfigError, match="'wide': runs on compiled kernels"):
+            placeable(OpenedModel(found, model, (), "digest"))
 
 
 def test_tensors_that_cross_are_those_that_other_units_read(tmp_path: Path) -> None:

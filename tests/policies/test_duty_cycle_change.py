@@ -251,7 +251,7 @@ def test_a_trace_with_a_change_replays_and_explains_itself(tmp_path: Path) -> No
 
 
 def test_a_plans_policy_comes_back_from_its_options() -> None:
-    policy = configured("duty_cycle", {"preempt": True, "lend": False, "stretch": 0.5}, TWO_LANES, ROUNDS)
+    policy = configured("duty_cycle", {"preempt": True, "lend": False, "stretch": 0.5}, TWO_LANES, {"rounds": ROUNDS})
     assert isinstance(policy, DutyCycle)
     assert (policy.rounds, policy.lend, policy.preempt, policy.stretch) == (ROUNDS, False, True, 0.5)
     line = trace.encode(0, PolicyChanged(policy), [])

@@ -280,7 +280,7 @@ def test_a_trace_holds_the_margin_and_its_replay_decides_the_same(tmp_path: Path
 NEVER = {"duty_cycle", "model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"}
 """Policies that plan for a part of the time that is left, or for a round; some are known to benchmarks alone."""
 PLAIN = {"fcfs", "sjf", "clockwork"}
-"""Orders that others are compared with."""
+"""Orders that others are compared with; `clockwork` is known once a benchmark that has it is imported."""
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -18,7 +18,7 @@ import pytest
 from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
-from cotenant.execute.runner import open_model
+from cotenant.execute.opener import open_model
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
@@ -172,13 +172,13 @@ def test_without_a_placement_that_holds_it_says_so(root: Path, caplog: pytest.Lo
     path = next(graphs_path(root).glob("placements/*-2.json"))
     text = path.read_text()
     path.write_text(text.replace("cpu:1", "cpu:7"))
-    assert not open_version(root, found).placed
+    assert not open_version(root, found).gains
     assert "its placement on 2 cores is left aside" in caplog.text
     path.write_text("{}")
-    assert not open_version(root, found).placed
+    assert not open_version(root, found).gains
     assert f"{path}" in caplog.text
     path.unlink()
-    assert not open_version(root, found).placed
+    assert not open_version(root, found).gains
     assert "'cotenant plan --placement fork' seeks one" in caplog.text
 
 

@@ -15,13 +15,12 @@ from cotenant.core.events import Event, LaunchEnded
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
 from cotenant.repository import graphs_path, placement_path
-from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.techniques.placement.measure import placed
 from cotenant.techniques.placement.unit_placement import save_placement
 from cotenant.trace.trace_log import encode
 from cotenant.work import PieceTime
 from onnx_samples import random_dag
-from placed_samples import placement, random_placement
+from placed_samples import open_placed, placement, random_placement
 from repositories import SLO_MS, write_model
 
 X = np.ones((1, 8), np.float32)
@@ -42,7 +41,7 @@ def test_pieces_come_with_the_end_of_their_launch(
     text = f'[tenant]\nslo_ms = {SLO_MS}\n[model]\nplacement = "auto"\n'
     write_model(tmp_path, "net", text, {1: lambda: random_dag(STEPS, range(3, 9))})
     monkeypatch.setattr(placed, "KEPT_UP_TO", 1e9)
-    with PlacedModel.open(tmp_path / "net/1/model.onnx", cache_dir=graphs_path(tmp_path), name="net") as model:
+    with open_placed(tmp_path / "net/1/model.onnx", cache_dir=graphs_path(tmp_path), name="net") as model:
         units = kept(tmp_path, model)
     seen: list[LaunchEnded] = []
 
@@ -72,7 +71,7 @@ def test_pieces_come_with_the_end_of_their_launch(
 def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(random_dag(STEPS, range(3, 9)).SerializeToString())
-    with PlacedModel.open(path) as model:
+    with open_placed(path) as model:
         whole = (0, model.unit_count)
         assert model.take_pieces() == ()
         model.place(

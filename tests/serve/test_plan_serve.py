@@ -461,7 +461,7 @@ def test_load_above_the_plan_is_one_line_and_stands_in_the_share(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Four times what the plan serves, in windows that the test closes; the plan is never made anew."""
-    caplog.set_level("INFO", "cotenant.techniques.partitions.plan")
+    caplog.set_level("INFO", "cotenant.plan")
     made = Following(write_two(tmp_path / "models"), "thread")
     try:
         made.follower.stop()

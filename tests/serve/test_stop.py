@@ -280,7 +280,7 @@ def test_a_load_whose_worker_is_killed_is_unavailable_and_what_ran_goes_on(
 MOMENTS = (
     "typer",
     "msgspec",
-    "cotenant.techniques.partitions.cli.plan",
+    "cotenant.cli.profile",
     "cotenant.cli.app",
     "numpy",
     "grpc",

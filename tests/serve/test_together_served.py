@@ -260,8 +260,8 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
 
     real = together.TogetherPlans.followed
 
-    def followed(self: Any, policy: Any, models: Any) -> Any:
-        made = real(self, policy, models)
+    def followed(self: Any, policy: Any) -> Any:
+        made = real(self, policy)
         if made.joint_plans:
             adopted.set()
         return made

@@ -204,7 +204,7 @@ def test_a_scenario_plays_the_plans_that_it_has(tmp_path: Path, preempt: bool) -
     made = scenario_of(root, workload, PROFILE, TWO_LANES, "p50")
     policy = PolicySection("clustered", {"preempt": preempt})
     for plans, latency in (((), 20 * MS), ((BOTH,), 30 * MS)):
-        log = run_scenario(replace(made, plans=plans), policy, Assumptions(), 1)
+        log = run_scenario(replace(made, plans={"joint_plans": plans}), policy, Assumptions(), 1)
         assert log.columns("fan").latency_ns.tolist() == [latency] * 2
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from bench._clockwork import Clockwork
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares

@@ -14,9 +14,9 @@ from cotenant.techniques.layer_blocks.execute.choice import (
     KernelChoice,
     choice_path,
     save_choice,
-    store_of,
 )
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import store_of
 from kernels import a_compiler
 
 

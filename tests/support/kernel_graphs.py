@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
-from cotenant.techniques.layer_blocks.execute.choice import runtime_of, store_of, version_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
 from kernels import a_compiler
 
 SIZE = 12

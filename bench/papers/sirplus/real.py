@@ -28,6 +28,7 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
+from bench.zoo.repository import build_repository
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.place import CorePlace
 from cotenant.execute.runner import to_numpy
@@ -46,7 +47,6 @@ from cotenant.techniques.placement.plan.task_graph import TaskGraph
 from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.techniques.placement.unit_placement import UnitPlacement, whole_name
 from cotenant.work import Share
-from cotenant.zoo.torch.torch_repository import build_repository
 
 NAME = "sirplus-real"
 HEADLINES = (
@@ -150,8 +150,8 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         whole = (0, runner.unit_count)
 
         def sequential(threads: Any) -> Call:
-            SegmentedModel.prepare(runner, [whole], threads)
-            return lambda: to_numpy(SegmentedModel.run(runner, *whole, feeds, threads))
+            runner.inner.prepare([whole], threads)
+            return lambda: to_numpy(runner.inner.run(*whole, feeds, threads))
 
         def by(placed: PlacedModel) -> Call:
             placed.prepare([whole], share.cores)
@@ -161,7 +161,7 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         pieces = {"sequential": 1}
         others = []
         for way, placement in plans.items():
-            model = PlacedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name)
+            model = PlacedModel(SegmentedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name))
             others.append(model)
             model.place(placement)
             pieces[way] = len(model.pieces(share.size))

@@ -38,8 +38,8 @@ from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Stor
 from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.compile.trial import Trial
-from cotenant.techniques.layer_blocks.execute.choice import runtime_of, version_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, version_of
 
 NAME = "veltair-kernels"
 SEED = 1

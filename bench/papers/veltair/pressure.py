@@ -31,8 +31,8 @@ from cotenant.techniques.layer_blocks.compile.selection import WITHIN, least_reg
 from cotenant.techniques.layer_blocks.compile.store import Store
 from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
-from cotenant.techniques.layer_blocks.execute.choice import runtime_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of
 from cotenant.techniques.layer_blocks.measure.version_pressure import LEVELS, pressure_bench, versions_by_level
 
 NAME = "veltair-pressure"

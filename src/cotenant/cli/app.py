@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate
 from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
@@ -47,7 +47,6 @@ OWN = {
     "explain": explain.explain,
     "bound": bound.bound,
     "replay": replay.replay,
-    "zoo": zoo.zoo,
 }
 ORDER = (*("demo", "devices", "models", "profile", "compile", "plan", "serve", "load", "simulate", "explain"), *OWN)
 """Commands in the order of the help; others follow."""

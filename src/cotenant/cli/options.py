@@ -37,7 +37,7 @@ Cautious = Annotated[
     typer.Option(
         "--cautious/--no-cautious",
         help="Let queries that are sure to be in time go before doubtful ones.",
-        show_default="fcfs, sjf, clockwork: no, others: yes",
+        show_default="fcfs, sjf: no, others: yes",
     ),
 ]
 Lanes = Annotated[

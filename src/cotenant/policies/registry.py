@@ -18,14 +18,13 @@ from cotenant import registry
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.policies.facts import LayoutFacts
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares, Weighted
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.work import Share
 
-_KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf, Clockwork)}
+_KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
 """Those of the base, and others once they are asked for."""
 
 

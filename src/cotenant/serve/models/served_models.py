@@ -15,8 +15,8 @@ from msgspec import UNSET, Struct
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
+from cotenant.execute.opener import engine_of
 from cotenant.execute.protocol import Loaded
-from cotenant.execute.runner import engine_of
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
@@ -174,9 +174,10 @@ class ServedModel:
             },
         }
         kind = "cores" if self.opened.device == CPU else "sms"
-        for size, ratio in self.opened.placed.items():
-            text = f"by placement: {ratio:.2f} of the time of a sequential run"
-            config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
+        for name, ratios in self.opened.gains.items():
+            for size, ratio in ratios.items():
+                text = f"by {name}: {ratio:.2f} of the time of a sequential run"
+                config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
         if meta.max_batch_size:
             config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
         return config

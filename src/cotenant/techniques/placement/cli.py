@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cotenant.config import ServerConfig
-    from cotenant.execute.place import Place
+    from cotenant.execute.protocol import Place
     from cotenant.techniques.granularity.joint_plan import TogetherPlan
     from cotenant.techniques.placement.plan.flat import PlacementProblem
     from cotenant.techniques.placement.plan.overflow import FoundPlacement, PlacementGoal
@@ -165,6 +165,8 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
 
     `where` is the place of the share, by default the cores of this machine.
     """
+    from cotenant.execute.strategy import Trial
+    from cotenant.measure.inputs import make_inputs
     from cotenant.measure.opening import open_version
     from cotenant.measure.solo import CORES
     from cotenant.repository import default_version, graphs_path
@@ -178,8 +180,16 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
         model.place(placement)
         path = check_path(graphs_path(asked.root), placement)
         path.unlink(missing_ok=True)
-        batches = (1, found.config.model.max_batch)
-        return placed_ratio(path, model, share, opened.shapes, batches, place=where or CORES)
+        is_batched = found.config.model.max_batch > 1
+        trial = Trial(
+            found,
+            graphs_path(asked.root),
+            opened.shapes,
+            where or CORES,
+            (),
+            lambda shape, rows: make_inputs(opened.runner.inputs, shape, rows, is_batched),
+        )
+        return placed_ratio(path, model, share, trial)
 
 
 def _doubts(tasks: ModelTasks) -> list[str]:

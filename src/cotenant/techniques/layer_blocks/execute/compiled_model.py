@@ -194,7 +194,7 @@ class CompiledModel(SegmentedModel):
                 began = time.thread_time_ns()
                 for segment in self._segments_of(1, start, end):
                     if segment.session is not None:
-                        self._run_segment(segment, values)
+                        self.run_segment(segment, values)
                 samples.append(time.thread_time_ns() - began)
             found[start, end] = ours, float(np.median(samples[1:]))
         return found
@@ -252,7 +252,7 @@ class CompiledModel(SegmentedModel):
     def _leased(self, start: int, tensors: Mapping[str, Any]) -> tuple[Lease | None, object]:
         """Memory to go on in, its `busy` held: that of the tensors where they are where they were left, else other."""
         if start == 0:
-            self._check_inputs(tensors)
+            self.check_inputs(tensors)
             return self._new_lease(self._prepare(tuple(_shape_of(tensors[tensor.name]) for tensor in self.inputs)))
         shapes = {name: _shape_of(each) for name, each in tensors.items()}
         kept = [each for each in tensors.values() if isinstance(each, Kept)]
@@ -327,7 +327,7 @@ class CompiledModel(SegmentedModel):
         lease.position = end
         if end == self.unit_count:
             lease.run_steps(end, end + 1, team, version)
-            return self._outputs({name: lease.plain[name] for name in self.dfg.live(end) if name in names})
+            return self.outputs_of({name: lease.plain[name] for name in self.dfg.live(end) if name in names})
         found: dict[str, Any] = {}
         for name in self.dfg.live(end):
             if name in names:
@@ -342,7 +342,7 @@ class CompiledModel(SegmentedModel):
         values = {name: as_ort_value(lease.plain[name]) for name in inputs if name in names}
         for segment in self._segments_of(key, start, end):
             if segment.session is not None:
-                self._run_segment(segment, values)
+                self.run_segment(segment, values)
         for name in made:
             lease.set_plain(name, values[name])
         names.update(made)

@@ -31,13 +31,11 @@ from cotenant.techniques.layer_blocks.execute.choice import (
     FORMAT,
     ChosenKernels,
     KernelChoice,
-    apply,
     choice_path,
-    runtime_of,
     save_choice,
-    store_of,
 )
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import apply, runtime_of, store_of
 from cotenant.techniques.layer_blocks.execute.sweep import sweep
 from cotenant.techniques.layer_blocks.measure.kernel_judge import DIFFERS, error_of, judged_error
 from cotenant.techniques.layer_blocks.measure.version_pressure import pressure_bench, versions_by_level

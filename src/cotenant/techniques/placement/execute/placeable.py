@@ -1,35 +1,38 @@
-"""What models of any engine have in common that placements can be told to: their pieces, and lanes to run them."""
+"""What models of any engine that follow placements have in common: their pieces, and lanes to run them."""
 
 from __future__ import annotations
 
 import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
+from cotenant.execute.protocol import Followed
+from cotenant.execute.strategy import RunnerWrapper, follows_of
 from cotenant.execute.threads.lanes import Lane
-from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.profile.profile_file import ProfileError
 from cotenant.techniques.placement.execute.pieces import PlacedPiece, pieces_of
 from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
 from cotenant.work import Share
 
 T = TypeVar("T")
+STRATEGY = "placement"
+"""Name under which the run strategy is registered."""
 
 
-class Placeable:
-    """A model that follows the placements it was told."""
+class Placeable(RunnerWrapper):
+    """A model that follows the placements it was told, and else runs as the inner one does."""
 
-    name: str
-    dfg: Dfg
-    graph_path: Path
-    inputs: tuple[Tensor, ...]
-    placed: tuple[tuple[int, str], ...] = ()
+    placed: Followed = ()
     """Sizes of the shares for which there are placements, each with its digest."""
     _pieces: Mapping[int, tuple[PlacedPiece, ...]] = {}
+
+    @property
+    def follows(self) -> Mapping[str, Followed]:
+        """What the model follows, by run strategy."""
+        return {**follows_of(self.inner), **({STRATEGY: self.placed} if self.placed else {})}
 
     def place(self, *placements: UnitPlacement) -> None:
         """Follow these from now on, one for each size of share, and no others.
@@ -52,7 +55,7 @@ class Placeable:
         """What a run of the whole in a share of this size is made of; none where no placement is for it."""
         return self._pieces.get(size, ())
 
-    def _replace(self, pieces: Mapping[int, tuple[PlacedPiece, ...]], placed: tuple[tuple[int, str], ...]) -> None:
+    def _replace(self, pieces: Mapping[int, tuple[PlacedPiece, ...]], placed: Followed) -> None:
         self._pieces, self.placed = pieces, placed
 
 

@@ -6,17 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
 from cotenant.errors import CotenantError
-from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import LoadedSegment, as_ort_value
-from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
 from cotenant.techniques.placement.execute.piece_run import PieceRun
 from cotenant.techniques.placement.execute.pieces import PlacedPiece
 from cotenant.techniques.placement.execute.placeable import Crew, Placeable
@@ -25,7 +23,7 @@ from cotenant.work import PieceTime
 _log = logging.getLogger(__name__)
 
 
-class PlacedModel(Placeable, SegmentedModel):
+class PlacedModel(Placeable):
     """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
 
     Once it has placements, a run of the whole on as many named cores as one of them is for follows that one. The
@@ -34,8 +32,11 @@ class PlacedModel(Placeable, SegmentedModel):
     others are.
     """
 
-    def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
-        super().__init__(path, held, stored, name, owned)
+    inner: SegmentedModel
+
+    def __init__(self, inner: SegmentedModel) -> None:
+        super().__init__(inner)
+        self._is_closed = False
         self._crews: dict[tuple[int, ...], Crew[LoadedSegment] | None] = {}
         """By cores of the machine what runs there; None where that cannot be."""
         self._crew_lock = threading.Lock()
@@ -56,15 +57,16 @@ class PlacedModel(Placeable, SegmentedModel):
         super().keep([*kept, *map(self._sequential, kept)])
 
     def run(
-        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
         """See Runner."""
-        if start or end != self.unit_count or isinstance(threads, int):
+        inner = self.inner
+        if start or end != self.unit_count or not isinstance(threads, tuple):
             return super().run(start, end, tensors, threads, version)
         crew = self._crew(threads)
         if crew is None:
             return super().run(start, end, tensors, self._sequential(threads), version)
-        self._check_inputs(tensors)
+        inner.check_inputs(tensors)
         values = {name: as_ort_value(value) for name, value in tensors.items()}
         options = ort.RunOptions()
 
@@ -73,7 +75,7 @@ class PlacedModel(Placeable, SegmentedModel):
 
         def execute(at: int, values: dict[str, Any]) -> None:
             if crew.segments[at].session is not None:
-                self._run_segment(crew.segments[at], values, options)
+                inner.run_segment(crew.segments[at], values, options)
 
         began = time.perf_counter_ns()
         run = PieceRun(crew.pieces, crew.lanes, execute, [tensor.name for tensor in self.outputs], stop)
@@ -82,7 +84,7 @@ class PlacedModel(Placeable, SegmentedModel):
             PieceTime(tuple(piece.cores), len(piece.units), start - began, end - began)
             for piece, (start, end) in zip(crew.pieces, run.times, strict=True)
         )
-        return self._outputs(values)
+        return inner.outputs_of(values)
 
     def take_pieces(self) -> tuple[PieceTime, ...]:
         """What the last run on this thread ran by a placement, once."""
@@ -91,6 +93,7 @@ class PlacedModel(Placeable, SegmentedModel):
 
     def close(self) -> None:
         """See Runner."""
+        self._is_closed = True
         super().close()
         with self._crew_lock:
             self._crews = {}
@@ -123,7 +126,7 @@ class PlacedModel(Placeable, SegmentedModel):
             keys = [tuple(cores[each] for each in piece.cores) if len(piece.cores) > 1 else 1 for piece in pieces]
             weights = [sum(self.dfg.units[unit].macs for unit in piece.units) for piece in pieces]
             segments = [
-                self._cut(key, each.units, (each.inputs, each.outputs), is_most=2 * weight > sum(weights))
+                self.inner.load_units(key, each.units, (each.inputs, each.outputs), is_most=2 * weight > sum(weights))
                 for key, each, weight in zip(keys, pieces, weights, strict=True)
             ]
             return Crew(pieces, segments, cores)

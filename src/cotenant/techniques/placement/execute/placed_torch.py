@@ -30,7 +30,6 @@ from cotenant.work import PieceTime, Share
 
 LOOK_S = 1e-5
 """Between two looks of a core at an event of the stream that it waits for."""
-HOST = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +50,15 @@ class TorchPiece:
         return dict(zip(self.segment.outputs, self.segment.function(*given, *self.weights), strict=True))
 
 
-class PlacedTorch(Placeable, TorchModel):
+class PlacedTorch(Placeable):
     """Runs any range of units, see `TorchModel`; an executor of streams follows its placements."""
+
+    inner: TorchModel
+
+    def __init__(self, inner: TorchModel) -> None:
+        super().__init__(inner)
+        self.device, self.arithmetic = inner.device, inner.arithmetic
+        self.check, self.check_values, self.why_eager = inner.check, inner.check_values, inner.why_eager
 
     def cut(self, pieces: Sequence[PlacedPiece]) -> list[TorchPiece]:
         """The pieces of a placement; those of cores have their weights in the host's memory, too.
@@ -66,20 +72,15 @@ class PlacedTorch(Placeable, TorchModel):
         held: dict[str, torch.Tensor] = {}
         return [self._piece(piece, sides[not piece.cores[0]], held) for piece in pieces]
 
-    def check(self, tensors: Mapping[str, Any]) -> None:
-        """Raises TensorError for inputs that the model does not take."""
-        self._check(tensors)
+    def unit_ns(self, inputs: Mapping[str, Any], lane: StreamLane | None = None) -> tuple[int, ...]:
+        """See `TorchModel.unit_ns`."""
+        return self.inner.unit_ns(inputs, lane)
 
     def _piece(self, piece: PlacedPiece, others: set[str], held: dict[str, torch.Tensor]) -> TorchPiece:
         on_core = bool(piece.cores[0])
-        try:
-            segment = self._cutter.piece(piece.units, piece.inputs, piece.outputs, HOST if on_core else self._device)
-            weights = {name: self._weights[name] for name in segment.weights}
-        except (AssertionError, KeyError) as error:
-            reason = f"units {piece.units[0]} to {piece.units[-1]} cannot be run apart ({error})"
-            raise ModelError(self.path, reason, "Run it without a placement, and open") from error
+        segment, weights = self.inner.load_units(piece.units, (piece.inputs, piece.outputs), on_host=on_core)
         if on_core:
-            held.update({name: weight.to(HOST) for name, weight in weights.items() if name not in held})
+            held.update({name: weight.cpu() for name, weight in weights.items() if name not in held})
             weights = held
         why = next(filter(None, (self.why_eager(unit, unit + 1) for unit in piece.units)), "")
         crossing = tuple(name for name in segment.outputs if name in others)

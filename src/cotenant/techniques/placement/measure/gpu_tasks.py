@@ -8,23 +8,27 @@ its function, as in a piece. Copies are timed as launches make them, at two size
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from cotenant.execute.place import CorePlace, StreamPlace
+from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.place import CorePlace
 from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel
 from cotenant.measure.solo import Effort, in_turns
+from cotenant.techniques.placement.execute.placed_torch import copy_times
 from cotenant.techniques.placement.measure.tasks import chain_times, divided, hand_over_ns, tensors_of_run
 from cotenant.techniques.placement.task_profile import CopyTimes, DeviceTimes, ModelTasks, UnitTensor
 from cotenant.work import Share
 
 _SIZES = (4 << 10, 4 << 20)
+_COPY_RUNS = 30
 _STEPS = 7
 
 
@@ -64,7 +68,7 @@ def measure_beside(
     floor = step("floor", lambda: place.floor_ns(share), "launches")
     wholes = step("wholes", lambda: [on_gpu(), on_core()], "the whole")
     hand_over = step("hand-over", partial(hand_over_ns, Share(place.cores)), "hand-overs")
-    copies = step("copies", lambda: [place.copy_ns(share, size) for size in _SIZES], "copies")
+    copies = step("copies", lambda: [_copy_ns(place, share, size) for size in _SIZES], "copies")
     tensors = step("tensors", lambda: msgspec.to_builtins(tensors_of_run(twin, inputs)), "tensors")
     on_step(_STEPS, _STEPS, "")
     low, middle, high = np.percentile(wholes[0], (25, 50, 75))
@@ -86,6 +90,12 @@ def measure_beside(
         down,
         up,
     )
+
+
+def _copy_ns(place: StreamPlace, share: Share, size_bytes: int) -> tuple[int, int]:
+    """What copying so much takes, until who waits knows that it is there: median ns to the host, and back."""
+    down, up = place.do(share, lambda streams: copy_times(streams, size_bytes, _COPY_RUNS))
+    return round(median(down)), round(median(up))
 
 
 def _copies(small_ns: int, large_ns: int) -> CopyTimes:

@@ -16,15 +16,13 @@ import numpy as np
 from msgspec import Struct
 
 from cotenant.errors import CotenantError
-from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.place import Place, Run, StreamPlace
-from cotenant.execute.protocol import LoadSpec
-from cotenant.execute.runner import to_numpy
+from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.protocol import LoadSpec, Run
+from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.strategy import Trial
 from cotenant.files import load, save
 from cotenant.measure.busy import MOST_OTHERS, OthersTime
-from cotenant.measure.inputs import DeclaredShape, make_inputs
-from cotenant.measure.samples import NO_SAMPLES, Samples
-from cotenant.measure.solo import CORES, Effort, in_turns
+from cotenant.measure.solo import Effort, in_turns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import placement_path
@@ -56,24 +54,14 @@ class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
     others: float = 0.0
 
 
-def follow_fast(
-    model: Placeable,
-    graphs: Path,
-    shapes: Sequence[DeclaredShape],
-    max_batch: int,
-    effort: Effort = _EFFORT,
-    *,
-    place: Place = CORES,
-    shares: Sequence[Share] = (),
-    samples: Samples = NO_SAMPLES,
-) -> dict[int, float]:
+def follow_fast(model: Placeable, trial: Trial) -> dict[int, float]:
     """Let a model follow the kept placements that gain; gives what they came to, by size of share.
 
-    `shares` are those of a GPU whose `place` this is. What was measured once on this device, while it was quiet, is not
-    measured again. What is left aside is told to the log.
+    What was measured once on this device, while it was quiet, is not measured again. What is left aside is told to the
+    log.
     """
-    cores = tuple(sorted(os.sched_getaffinity(0)))
-    on_gpu = {share.size: share for share in shares} if isinstance(place, StreamPlace) else None
+    cores, graphs = tuple(sorted(os.sched_getaffinity(0))), trial.graphs
+    on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.place, StreamPlace) else None
     graph, most = model.graph_path.parent.name, len(cores) if on_gpu is None else 0
     ratios: dict[int, float] = {}
     good = []
@@ -81,9 +69,8 @@ def follow_fast(
         try:
             model.place(placement)
             share = Share(cores[: placement.cores]) if on_gpu is None else on_gpu[placement.sms]
-            path = check_path(graphs, placement)
             pieces = len(model.pieces(placement.size))
-            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort, place, samples)
+            ratio = placed_ratio(check_path(graphs, placement), model, share, trial)
         except CotenantError as error:
             _log.warning("model %s: its placement on %s is left aside: %s", model.name, placement.where, error)
             continue
@@ -103,22 +90,14 @@ def check_path(graphs: Path, placement: UnitPlacement) -> Path:
     return placement_path(graphs, placement.graph, placement.cores, placement.sms).with_suffix(".check.json")
 
 
-def placed_ratio(
-    path: Path,
-    model: Placeable,
-    share: Share,
-    shapes: Sequence[DeclaredShape],
-    batches: Sequence[int],
-    effort: Effort = _EFFORT,
-    place: Place = CORES,
-    samples: Samples = NO_SAMPLES,
-) -> float:
+def placed_ratio(path: Path, model: Placeable, share: Share, trial: Trial) -> float:
     """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
 
     `path` is where that is kept. The model may have no placements afterwards.
     """
+    place, batches = trial.place, (1, trial.found.config.model.max_batch)
     device = this_device(place.device).fingerprint
-    facts = msgspec.json.encode((model.placed, device, [dict(each) for each in shapes], batches))
+    facts = msgspec.json.encode((model.placed, device, [dict(each) for each in trial.shapes], batches))
     of = hashlib.sha256(facts).hexdigest()[:16]
     try:
         known = load(path, PlacementCheck, FORMAT, ProfileError, "")
@@ -127,14 +106,12 @@ def placed_ratio(
     except ProfileError:  # none yet, or a damaged one
         pass
     ratios = []
-    ways = (
-        _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, shapes, batches, place)
-    )
+    ways = _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, trial, batches)
     with OthersTime(() if isinstance(place, StreamPlace) else share.cores) as others, place.at(share), ways as runs:
-        for shape in shapes:
+        for shape in trial.shapes:
             for items in sorted(set(batches)):
-                inputs = make_inputs(model.inputs, shape, items, max(batches) > 1, samples)
-                times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], effort)]
+                inputs = trial.inputs(shape, items)
+                times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], _EFFORT)]
                 ratios.append(float(times[0] / times[1]))
     if others.is_disturbed:
         _log.warning(
@@ -149,27 +126,26 @@ def placed_ratio(
 @contextmanager
 def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
     """Runs of the whole by the placement, and without it."""
-    cores = share.cores
 
-    def run(way: Any, inputs: Mapping[str, Any]) -> None:
-        to_numpy(way(model, 0, model.unit_count, inputs, cores))
+    def run(way: Runner, inputs: Mapping[str, Any]) -> None:
+        to_numpy(way.run(0, model.unit_count, inputs, share.cores))
 
-    for each in (PlacedModel, SegmentedModel):
-        each.prepare(model, [(0, model.unit_count)], cores)
-    yield partial(run, PlacedModel.run), partial(run, SegmentedModel.run)
+    for each in (model, model.inner):
+        each.prepare([(0, model.unit_count)], share.cores)
+    yield partial(run, model), partial(run, model.inner)
     model.keep(())
 
 
 @contextmanager
-def _on_streams(
-    model: Any, share: Share, shapes: Sequence[DeclaredShape], batches: Sequence[int], place: Place
-) -> Iterator[_Ways]:
+def _on_streams(model: Placeable, share: Share, trial: Trial, batches: Sequence[int]) -> Iterator[_Ways]:
     """As `_on_cores`, as launches of the executor that serves: it follows what a model follows when it is loaded."""
     whole = [(0, model.unit_count)]
-    spec = LoadSpec((share,), (0, model.unit_count), tuple(shapes), max(batches), rows=tuple(sorted(set(batches))))
-    with place.ready(model, spec) as placed:
+    spec = LoadSpec(
+        (share,), (0, model.unit_count), tuple(trial.shapes), max(batches), rows=tuple(sorted(set(batches)))
+    )
+    with trial.place.ready(model, spec) as placed:
         model.place()
-        with place.ready(model, spec) as sequential:
+        with trial.place.ready(model, spec) as sequential:
             yield tuple(partial(_launched, run, share, whole) for run in (placed, sequential))
 
 

@@ -27,9 +27,11 @@ import numpy as np
 
 from cotenant.errors import ConfigError
 from cotenant.execute.batches import row_buckets
+from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
-from cotenant.execute.place import CorePlace, Place, StreamPlace
+from cotenant.execute.place import CorePlace
+from cotenant.execute.protocol import Place
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
@@ -41,8 +43,8 @@ from cotenant.measure.solo import CORES, Effort
 from cotenant.profile.device import this_device
 from cotenant.repository import default_version, tasks_path
 from cotenant.repository.measured_content import content_of
-from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.placement.execute.placeable import Placeable
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.techniques.placement.task_profile import (
     BatchTimes,
     DeviceTimes,
@@ -126,15 +128,20 @@ def placeable(opened: OpenedModel, *, on_gpu: bool = False, in_a_row: bool = Fal
     """The model, if its units can run on several devices at once, or `in_a_row`. Raises ConfigError, which says why
     not."""
     runner, where = opened.runner, f"model {opened.found.model!r}"
-    if isinstance(runner, CompiledModel):
+    if runner.kernels:
         raise ConfigError(f"{where}: runs on compiled kernels, whose units run in a row; expected one on onnxruntime")
-    if not in_a_row and not isinstance(runner, Placeable if on_gpu else SegmentedModel):
+    if not in_a_row and not (isinstance(runner, Placeable) if on_gpu else _is_of_onnx(runner)):
         others = "none of its kind beside a GPU" if on_gpu else "models of ONNX alone"
         raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are {others}")
     if runner.unit_count < 2:
         why = runner.uncut_reason or "it is one operator"
         raise ConfigError(f"{where}: has one unit ({why}), expected several")
     return runner
+
+
+def _is_of_onnx(model: Runner) -> bool:
+    """Whether onnxruntime runs a model, whose operators it can time."""
+    return isinstance(model, SegmentedModel | PlacedModel)
 
 
 class _Measuring:
@@ -243,7 +250,7 @@ def _times(
 
 def _timed(model: Runner, inputs: Inputs, threads: Threads) -> list[int]:
     """What units weigh against each other; other engines than onnxruntime tell that of one thread alone."""
-    if not isinstance(model, SegmentedModel):
+    if not _is_of_onnx(model):
         return list(model.unit_ns(inputs))
     return list(unit_times(model.graph_path, model.dfg, inputs, threads, _TIMED_RUNS))
 
@@ -378,7 +385,7 @@ def tensors_of_run(model: Runner, inputs: Inputs) -> list[UnitTensor]:
 
 def _tensors(model: Runner, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
     """What crosses units, at a shape; sizes that cannot be inferred are those of a run."""
-    if not isinstance(model, SegmentedModel):
+    if not _is_of_onnx(model):
         return tensors_of_run(model, inputs)
     dfg = model.dfg_at(shape)
     ends = crossing(dfg)
