@@ -62,7 +62,7 @@ NAMES = (
     *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", Clockwork.name, "overlap", "duty_cycle", "clustered"),
     *("model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"),
 )
-"""In the order of the table; `clockwork`, and `model_wise` to `prema`, are policies of the benchmarks."""
+"""In the order of the table; `clockwork` and `model_wise` to `prema` are policies of the benchmarks."""
 OVERLAP = ("overlap",)
 
 
