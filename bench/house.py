@@ -65,8 +65,8 @@ SEED = 1
 MUTANTS, QUICK_MUTANTS = 120, 6
 QUICK_AREAS = {
     "core": (
-        *("tests/core", "tests/golden/test_sim_golden.py", "tests/golden/test_sim_golden_changes.py"),
-        "tests/properties/test_core_properties.py::test_every_history_keeps_the_contract[edf-preempt]",
+        *("tests/core", "tests/combined/test_sim_golden.py", "tests/combined/test_sim_golden_changes.py"),
+        "tests/combined/test_core_properties.py::test_every_history_keeps_the_contract[edf-preempt]",
     )
 }
 """What a quick run looks at, and tests of it that take seconds."""

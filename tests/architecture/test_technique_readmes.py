@@ -26,7 +26,7 @@ NEEDS = {
 }
 LINES = 80
 SECTIONS = ("When it pays", "to the code", "Commands", "Limits")
-COMMANDS_OF_BASE = ("explain", "load", "profile", "serve", "simulate")
+COMMANDS_OF_BASE = ("explain", "load", "plan", "profile", "serve", "simulate")
 
 
 def text_of(technique: str) -> str:

@@ -57,7 +57,7 @@ from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devi
 from profile_files import save_current, write_profile
 from repositories import scaled, write_model
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 ELASTIC = Elastic(with_interference=True, headroom=0.1)
 
 DEVICES = """
