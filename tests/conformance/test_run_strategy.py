@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from client import Client
+from cotenant import registry
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.strategy import strategies
 from cotenant.measure.opening import open_version
@@ -76,7 +77,7 @@ def test_a_model_runs_as_a_strategy_of_another_package_says(root: Path, isolatio
 
 @pytest.mark.usefixtures("installed")
 def test_strategies_have_an_order_and_a_profile_is_of_what_is_followed(root: Path) -> None:
-    assert [*strategies()] == ["kernels", "placement", "adding"]
+    assert [*strategies()] == [*registry.built_in(registry.RUN_STRATEGIES), "adding"]
     [found] = find_versions(root, "idle")
     with open_version(root, found).runner as model:
         np.testing.assert_array_equal(model.run(0, 1, X)["y"], X["x"] + 3)
