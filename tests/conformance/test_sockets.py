@@ -1,4 +1,4 @@
-"""Sockets: a package adds a service, a campaign, a command, a run strategy; and a technique may be absent."""
+"""Sockets: a package adds a service, a campaign, a command and a world; and a technique may be absent."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from client import Client
 from cotenant import registry
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.strategy import strategies
 from cotenant.serve.server import Server
-from repositories import X, write_good
+from repositories import write_good
 
 GUEST = '''
 from dataclasses import dataclass
@@ -28,21 +25,9 @@ from typing import Annotated
 import typer
 
 from cotenant.cli.campaigns import Campaign
-from cotenant.execute.strategy import RunnerWrapper, RunStrategy
 from cotenant.serve.services import Service
 
 HEARD = []
-
-
-class Doubled(RunnerWrapper):
-    def run(self, start, end, tensors, threads=1, version=0):
-        made = self.inner.run(start, end, tensors, threads, version)
-        return {name: 2 * value for name, value in made.items()} if end == self.unit_count else made
-
-
-class Doubling(RunStrategy):
-    def open(self, file, inner):
-        return Doubled(inner())
 
 
 class Notes(Service):
@@ -91,8 +76,6 @@ greeting = guest_package:Greeting
 greet = guest_package:greet
 [cotenant.worlds]
 guests = guest_package:world_of
-[cotenant.run_strategies]
-doubling = guest_package:Doubling
 """
 SECONDS = 60
 
@@ -142,31 +125,6 @@ def test_a_service_is_called_at_its_moments(site: Path, tmp_path: Path, monkeypa
     assert moments == ["start", *loaded, "ready", *loaded, "close"]
     assert {each for each in heard if each.startswith("added")} == {"added Owner of two", "added Owner of two:1"}
     assert heard[-2] == "settled ['Owner of two:1', 'Owner of two']"
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_run_strategy_wraps_what_others_run(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
-) -> None:
-    """In this process, in that which tries and measures the model, and in a worker."""
-    root = write_good(tmp_path / "models", "two")
-    plain = asked(root, isolation)
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), *(each for each in sys.path if each))))
-    strategies.cache_clear()
-    assert list(strategies()) == ["kernels", "placement", "doubling"]
-    np.testing.assert_array_equal(asked(root, isolation), 2 * plain)
-
-
-def asked(root: Path, isolation: str) -> NDArray[np.float32]:
-    server = Server(root, ServerConfig(device=DeviceSection(isolation=isolation)))
-    try:
-        server.start()
-        outputs = Client(server).ask("two", X).outputs
-        assert outputs is not None
-        return np.asarray(outputs["y"])
-    finally:
-        server.stop()
 
 
 def test_a_command_and_a_campaign_join_the_command_line(site: Path, tmp_path: Path) -> None:

@@ -145,15 +145,22 @@ def follows_of(model: Runner) -> dict[str, Followed]:
 class RunnerWrapper:
     """A runner that passes everything on to another one, `inner`; a subclass changes some of it.
 
-    What else the inner one has, as its engine's class does, is found here too.
+    What else the inner one has, as its engine's class does, is found here too. What engines of other packages may lack
+    is here only where the inner one has it.
     """
+
+    joins: bool
+    if TYPE_CHECKING:
+
+        def row_graph(self, shapes: Shapes) -> RowGraph:
+            """Row graph of the inner model at these shapes of its inputs."""
 
     def __init__(self, inner: Runner) -> None:
         self.inner = inner
         self.path, self.name, self.graph_path, self.files = inner.path, inner.name, inner.graph_path, inner.files
         self.inputs, self.outputs, self.uncut_reason = inner.inputs, inner.outputs, inner.uncut_reason
         self.dfg: Dfg = inner.dfg
-        self.unit_count, self.kernels, self.joins = inner.unit_count, inner.kernels, inner.joins
+        self.unit_count, self.kernels = inner.unit_count, inner.kernels
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -165,10 +172,6 @@ class RunnerWrapper:
     def dfg_at(self, shapes: Shapes) -> Dfg:
         """Graph of the inner model at these shapes of its inputs."""
         return self.inner.dfg_at(shapes)
-
-    def row_graph(self, shapes: Shapes) -> RowGraph:
-        """Row graph of the inner model at these shapes of its inputs."""
-        return self.inner.row_graph(shapes)
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Make the inner model ready to run these ranges of units."""
@@ -182,7 +185,8 @@ class RunnerWrapper:
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
         """Run units [start, end) of the inner model."""
-        return self.inner.run(start, end, tensors, threads, version)
+        more = {"version": version} if version else {}
+        return self.inner.run(start, end, tensors, threads, **more)
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         """Latency of each unit of the inner model in ns."""

@@ -62,10 +62,10 @@ class PlacedModel(Placeable):
         """See Runner."""
         inner = self.inner
         if start or end != self.unit_count or not isinstance(threads, tuple):
-            return super().run(start, end, tensors, threads, version)
+            return inner.run(start, end, tensors, threads, version)
         crew = self._crew(threads)
         if crew is None:
-            return super().run(start, end, tensors, self._sequential(threads), version)
+            return inner.run(start, end, tensors, self._sequential(threads), version)
         inner.check_inputs(tensors)
         values = {name: as_ort_value(value) for name, value in tensors.items()}
         options = ort.RunOptions()
