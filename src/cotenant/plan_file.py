@@ -72,8 +72,7 @@ class PlanSection(ABC):
 @cache
 def sections() -> dict[str, PlanSection]:
     """One object of every registered section by name, in the order in which files have them."""
-    names = dict.fromkeys((*registry.built_in(registry.PLAN_SECTIONS), *registry.registered(registry.PLAN_SECTIONS)))
-    return {name: registry.load(registry.PLAN_SECTIONS, name)() for name in names}
+    return {name: kind() for name, kind in registry.load_all(registry.PLAN_SECTIONS).items()}
 
 
 def read_sections(path: Path) -> dict[str, Any]:
