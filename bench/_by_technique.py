@@ -18,21 +18,28 @@ from onnx import helper
 
 from bench._askers import Target
 from bench._carry import MOST_ROWS, SLO_MS, Arrays, ask_carry, carry, write_model
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.compile.toolchain import find_compiler
-from cotenant.execute.compiled.choice import FORMAT, ChosenKernels, KernelChoice, choice_path, save_choice, store_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.measure.inputs import check_shapes
 from cotenant.measure.opening import open_version
-from cotenant.measure.placed import PlacementCheck, check_path
-from cotenant.plan.granularity.kept import keep_together
-from cotenant.profile.joint_plan import Chunk, JointMember, TogetherPlan, Wait
-from cotenant.profile.unit_placement import UnitPlacement, runs_of, save_placement
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, graphs_path, placement_path
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, TogetherPlan, Wait
+from cotenant.techniques.granularity.plan.kept import keep_together
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.execute.choice import (
+    FORMAT,
+    ChosenKernels,
+    KernelChoice,
+    choice_path,
+    save_choice,
+)
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import store_of
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.measure.placed import PlacementCheck, check_path
+from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of, save_placement
 from cotenant.trace import Record, work_of
 
 PAIR_ROWS = 2

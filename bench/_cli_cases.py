@@ -50,11 +50,10 @@ LINES: tuple[tuple[int, str], ...] = (
     (1, "compile nowhere --candidates 1"),
     (1, "plan nowhere --placement add --budget-s 0.1"),
     (1, "plan nowhere --together add,two --batch add=2"),
-    (1, "zoo build nope zoo"),
     (1, "demo --seconds nan --dir demo"),
 )
 """Weights, and commands that end by themselves: those that measure, build or serve get something that they refuse."""
-REFUSED = ("load", "cluster", "serve", "profile", "compile", "zoo", "demo", "plan nowhere")
+REFUSED = ("load", "cluster", "serve", "profile", "compile", "demo", "plan nowhere")
 """Lines that begin so cannot end well."""
 ODD = (
     *("", " ", "nan", "inf", "-inf", "-1", "0", "1e30", "1e-300", "9" * 5000, "1" * 19, "\u0661\u0662", "0x10", "1_0"),

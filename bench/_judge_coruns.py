@@ -9,10 +9,10 @@ from itertools import groupby
 import numpy as np
 
 from cotenant.errors import InvalidValueError
-from cotenant.measure.corun_judge import errors_pct
-from cotenant.measure.corun_sampler import order_by_gain
-from cotenant.predict.interference.interference_fit import fit_expected
-from cotenant.profile.coruns import CoRun, CoRunRow, runs_of
+from cotenant.techniques.partitions.coruns import CoRun, CoRunRow, runs_of
+from cotenant.techniques.partitions.measure.corun_judge import errors_pct
+from cotenant.techniques.partitions.measure.corun_sampler import order_by_gain
+from cotenant.techniques.partitions.predict.interference_fit import fit_expected
 
 SEEDS = (0, 1, 2, 3, 4)
 FEWEST_RUNS = 15

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.predict.groups.overlap_errors import FOLDS, QUICK, held_out
-from cotenant.predict.groups.overlap_features import TenantFacts
-from cotenant.predict.groups.overlap_fit import FEWEST_SAMPLES, FitSettings, fit_overlap
-from cotenant.profile.group_samples import GroupSample
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.predict.overlap_errors import FOLDS, QUICK, held_out
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
+from cotenant.techniques.overlap.predict.overlap_fit import FEWEST_SAMPLES, FitSettings, fit_overlap
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 

@@ -16,15 +16,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.compile.toolchain import Compiler
-from cotenant.execute.compiled.choice import runtime_of, store_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import load_session, session_options
 from cotenant.execute.runner import to_numpy
-from cotenant.measure.kernel_judge import special_values
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
+from cotenant.techniques.layer_blocks.measure.kernel_judge import special_values
 
 Values = dict[str, Any]
 _OPSET, _IR = 21, 10

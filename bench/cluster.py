@@ -64,11 +64,11 @@ from bench._tenants import (
 from cotenant.cluster.types import Counts
 from cotenant.load import LoadResult, run_load_process
 from cotenant.load.http import HttpPool
-from cotenant.plan.follow import largest_fit
-from cotenant.plan.planners import make_planner
-from cotenant.plan.sources import basis_of, read_profile_costs
-from cotenant.plan.types import DeviceType, Load
 from cotenant.serve.server_process import running
+from cotenant.techniques.partitions.plan.follow import largest_fit
+from cotenant.techniques.partitions.plan.planners import make_planner
+from cotenant.techniques.partitions.plan.sources import basis_of, read_profile_costs
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 from cotenant.types import Outcome
 from cotenant.workload import Workload, for_capacity
 

@@ -23,15 +23,15 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
-import cotenant.compile
-import cotenant.compile.ckernel
-import cotenant.execute.compiled
-import cotenant.measure.kernel_judge
+import cotenant.techniques.layer_blocks.compile
+import cotenant.techniques.layer_blocks.compile.ckernel
+import cotenant.techniques.layer_blocks.execute
+import cotenant.techniques.layer_blocks.measure.kernel_judge
 from bench import _kernel_graphs
 from bench._campaign import digest_of, run_all
 from bench._kernel_graphs import judge
-from cotenant.compile.target import this_target
-from cotenant.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.compile.target import this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 
 NAME = "compile-fuzz"
 GRAPHS, QUICK_GRAPHS = 300, 30
@@ -40,10 +40,10 @@ LIMIT_S = 60
 _SHOWN = 20
 _CODE = (
     _kernel_graphs,
-    cotenant.compile,
-    cotenant.compile.ckernel,
-    cotenant.execute.compiled,
-    cotenant.measure.kernel_judge,
+    cotenant.techniques.layer_blocks.compile,
+    cotenant.techniques.layer_blocks.compile.ckernel,
+    cotenant.techniques.layer_blocks.execute,
+    cotenant.techniques.layer_blocks.measure.kernel_judge,
 )
 
 

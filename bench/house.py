@@ -5,6 +5,12 @@ top packages that import each other, directly or around (imports inside function
 classes and of modules (`__init__` apart), the names that more than one place has; `config_keys`, what can be set in a
 model's config.toml and in the file of a server.
 
+The base and the techniques, from `bench/_house_map.py`: `base_to_technique`, imports (or names in strings) of
+techniques by the base outside `registry.py`; `undeclared_technique_imports`, pairs of techniques of which one imports
+the other without saying so in its README; `circles_with_types`, groups of modules that import each other at module
+level; `packages_per_paper`, the most packages over which what one technique alone uses is spread;
+`src_lines_moved_or_deleted`, lines in techniques and lines fewer since the move began.
+
 Run: `modules_of_a_query`, how many modules of the package have code that runs for one HTTP query, in the server and in
 the worker process of its model together, with the default settings and after warm-up. A profile function that every
 thread of both processes has from its start notes the module of every Python function that is entered while one query is
@@ -21,6 +27,7 @@ from __future__ import annotations
 import ast
 import mmap
 import os
+import re
 import tempfile
 import time
 from collections import Counter
@@ -33,9 +40,17 @@ import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
+from bench._house_map import (
+    base_to_technique,
+    between_techniques,
+    members_of,
+    packages_of,
+    references,
+    strong_groups,
+    technique_of,
+    wide_functions,
+)
 from bench._mutants import AREAS, Verdict, killed_pct, run_sample, sample
 from bench._registry import FOLDER, BenchError
 from bench._server import serving, tiny_repository
@@ -43,12 +58,15 @@ from cotenant.config import ModelConfig, ServerConfig
 from cotenant.wire.client import infer_once
 
 PACKAGE = FOLDER.parent / "src" / "cotenant"
+TECHNIQUES = ("overlap", "partitions", "layer_blocks", "placement", "granularity")
+LINES_BEFORE = 78_817
+"""Lines of `src` when techniques began to move into packages of their own."""
 SEED = 1
 MUTANTS, QUICK_MUTANTS = 120, 6
 QUICK_AREAS = {
     "core": (
-        *("tests/core", "tests/golden/test_sim_golden.py", "tests/golden/test_sim_golden_changes.py"),
-        "tests/properties/test_core_properties.py::test_every_history_keeps_the_contract[edf-preempt]",
+        *("tests/core", "tests/combined/test_sim_golden.py", "tests/combined/test_sim_golden_changes.py"),
+        "tests/combined/test_core_properties.py::test_every_history_keeps_the_contract[edf-preempt]",
     )
 }
 """What a quick run looks at, and tests of it that take seconds."""
@@ -95,15 +113,39 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     )
     files = twice(stem for name in sources if (stem := name.rpartition(".")[2]) != "__init__")
     modules = modules_of_a_query()
+    known = {name.removesuffix(".__init__"): tree for name, tree in trees.items()}
+    lines = {name.removesuffix(".__init__"): len(text.splitlines()) for name, text in sources.items()}
+    smeared = {name: packages_of(name, known) for name in TECHNIQUES}
+    undeclared = sorted(
+        f"{mine} -> {theirs}" for mine, theirs in between_techniques(known) if theirs not in needs(mine)
+    )
+    left = base_to_technique(known)
+    wide = dict(wide_functions(known))
+    in_techniques = sum(count for name, count in lines.items() if technique_of(name))
     summary: dict[str, float] = {
-        "src_lines": sum(len(text.splitlines()) for text in sources.values()),
+        "src_lines": sum(lines.values()),
+        "base_lines": sum(lines.values()) - in_techniques,
+        "base_to_technique": len(left),
+        "undeclared_technique_imports": len(undeclared),
+        "circles_with_types": len(circles(known)),
+        "packages_per_paper": max(map(len, smeared.values())),
+        "src_lines_moved_or_deleted": in_techniques + LINES_BEFORE - sum(lines.values()),
+        "policy_members": members_of(known["cotenant.core.snapshot"], "Policy"),
+        "launch_fields": members_of(known["cotenant.core.actions"], "Launch"),
+        "wide_functions": len(wide),
+        "see_docstrings": references(known),
         "package_circles": len(circles),
         "class_names_with_two_homes": len(classes),
         "file_names_with_two_homes": len(files),
         "config_keys": keys_of(ServerConfig) + keys_of(ModelConfig),
         "modules_of_a_query": len(modules),
     }
-    rows = [
+    rows: list[dict[str, object]] = [
+        *({"metric": "base_to_technique", "name": f"{name} -> {other}"} for name, other in left),
+        *({"metric": "undeclared_technique_imports", "name": pair} for pair in undeclared),
+        *({"metric": "circles_with_types", "name": " ".join(circle)} for circle in circles(known)),
+        *({"metric": "packages_per_paper", "name": " ".join(found)} for found in smeared.values()),
+        *({"metric": "wide_functions", "name": name, "parameters": count} for name, count in wide.items()),
         *({"metric": "package_circles", "name": " ".join(circle)} for circle in circles),
         *({"metric": "class_names_with_two_homes", "name": name, "homes": homes} for name, homes in classes.items()),
         *({"metric": "file_names_with_two_homes", "name": name, "homes": homes} for name, homes in files.items()),
@@ -146,6 +188,15 @@ def judged(quick: bool, console: Console) -> list[Verdict]:
     return run_sample(mutants, tests, tell, workers=len(os.sched_getaffinity(0)), limit_s=limit_s)
 
 
+def needs(technique: str) -> list[str]:
+    """The techniques that one may import, by the line "Needs:" of its README."""
+    folder = PACKAGE / ("cluster" if technique == "cluster" else f"techniques/{technique}")
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    found = re.search(r"^Needs: (.*?)\.?$", text, re.MULTILINE)
+    return re.findall(r"\w+", found.group(1)) if found else []
+
+
 def imports_of(name: str, tree: ast.Module) -> Iterator[str]:
     """Top packages (or modules) of cotenant that a module imports, at any depth of its code."""
     for node in ast.walk(tree):
@@ -161,21 +212,13 @@ def imports_of(name: str, tree: ast.Module) -> Iterator[str]:
 
 def circles_of(imported: Mapping[str, set[str]]) -> list[list[str]]:
     """Groups of top packages each of which reaches the others, of what every module imports."""
-    packages = sorted({name.split(".")[1] for name in imported if "." in name and not name.endswith(".__init__")})
-    at = {package: number for number, package in enumerate(packages)}
-    arrows = sorted(
-        {
-            (at[package], at[other])
-            for name, others in imported.items()
-            for other in others
-            if (package := name.partition(".")[2].partition(".")[0]) in at and other in at
-        }
+    packages = {name.split(".")[1] for name in imported if "." in name and not name.endswith(".__init__")}
+    return strong_groups(
+        (package, other)
+        for name, others in imported.items()
+        for other in others
+        if (package := name.partition(".")[2].partition(".")[0]) in packages and other in packages
     )
-    rows, columns = zip(*arrows, strict=True)
-    graph = coo_array((np.ones(len(arrows)), (rows, columns)), (len(at), len(at)))
-    count, labels = connected_components(graph, directed=True, connection="strong")
-    groups = [[package for package in packages if labels[at[package]] == label] for label in range(count)]
-    return [group for group in groups if len(group) > 1]
 
 
 def twice(names: Iterator[str]) -> dict[str, int]:

@@ -57,12 +57,12 @@ from bench._server import serving, worker_pid
 from bench._tenants import profiled
 from bench.cluster import cluster
 from cotenant.measure.solo import Effort
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.sources import costs_of_repository
-from cotenant.plan.types import DeviceType, Load, Plan
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, trace_path
-from cotenant.serve.brain.plan_names import slos_of
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.sources import costs_of_repository
+from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
+from cotenant.techniques.partitions.serve.plan_names import slos_of
 from cotenant.trace import Record, read
 
 ANSWERS, QUICK_ANSWERS = 9_000, 250

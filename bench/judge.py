@@ -12,13 +12,13 @@ from bench._judge_coruns import report_of
 from bench._judge_coruns_page import write_corun_report
 from bench._judge_groups import cross_validate
 from bench._judge_groups_page import write_predictor_report
-from cotenant.cli.profile_corun import factor_cells
 from cotenant.errors import CotenantError
-from cotenant.measure.corun_interference import valid_rows
-from cotenant.measure.groups import facts_of
-from cotenant.profile.group_samples import load_samples
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import coruns_path, groups_path, profile_path
+from cotenant.techniques.overlap.group_samples import load_samples
+from cotenant.techniques.overlap.measure.groups import facts_of
+from cotenant.techniques.partitions.cli.profile_corun import factor_cells
+from cotenant.techniques.partitions.measure.corun_interference import valid_rows
 
 
 def main(root: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from bench import _clockwork  # noqa: F401 - registers the policy
 from bench._overload import (
     FOUR,
     MOST_RATE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.papers.gpulet import _planners  # noqa: F401 - registers them
 from bench.papers.gpulet._tables_csv import csv_tables
 from cotenant.cli import main as cotenant
-from cotenant.plan.sources import READERS
+from cotenant.techniques.partitions.plan.sources import READERS
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -82,7 +82,7 @@ def whole_models(policy: str, count: int, load: float) -> dict[str, object]:
     """Eight tenants of 1 to 15 ms, SLO ten times the latency, hopeless queries dropped."""
     tenants = [Tenant(f"t{ms}", ms * _SLO_PER_LATENCY * _MS) for ms in _LATENCIES_MS]
     predictor = TablePredictor({f"t{ms}": table(ms * _MS) for ms in _LATENCIES_MS})
-    engine = Engine(tenants, POLICIES[policy]((_LANE,), DropRule.HOPELESS), predictor, Machine.cpu(_LANE.cores))
+    engine = Engine(tenants, policy_class(policy)((_LANE,), DropRule.HOPELESS), predictor, Machine.cpu(_LANE.cores))
     rate = load * 1000 * len(_LATENCIES_MS) / sum(_LATENCIES_MS)
     seconds, cpu_s, outcomes = _run(engine, predictor, poisson_queries(tenants, rate, count, SEED))
     return {

@@ -33,7 +33,7 @@ _WARM_UP = 2
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure; models are kept in the user's cache folder. `data_dir` is not used."""
-    from cotenant.zoo.torch import examples, make, save_onnx, save_pt2
+    from bench.zoo import examples, make, save_onnx, save_pt2
 
     console = Console()
     rows: list[dict[str, Any]] = []

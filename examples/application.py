@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.config import ServerConfig
-from cotenant.serve.door.http_server import HttpServer
+from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.serve.server import Server
 from cotenant.wire.client import infer_once
 from cotenant.wire.codec import Limits

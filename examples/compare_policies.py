@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cotenant.core.engine import Engine
 from cotenant.metrics import OutcomeLog, summarise
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
@@ -32,7 +32,7 @@ lanes = (Share((0,)), Share((1,)))
 
 print("policy   vision    text  keyword   total   (share of all queries answered in time)")
 for name in ("fcfs", "sjf", "edf"):
-    policy = POLICIES[name](lanes)
+    policy = policy_class(name)(lanes)
     mine = tenants if policy.preempt else tuple(replace(each, cuts=(0, each.unit_count)) for each in tenants)
     engine = Engine(mine, policy, TablePredictor(tables), Machine.cpu((0, 1)))
     log = OutcomeLog([tenant.name for tenant in tenants])

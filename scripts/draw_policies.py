@@ -10,7 +10,7 @@ from random import Random
 
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
@@ -19,7 +19,7 @@ from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
 
 FOLDER = Path(__file__).parents[1] / "docs" / "policies"
-NAMES = ("shares", "most", "fair", "weighted", "edf", "sjf", "fcfs", "clockwork")
+NAMES = ("shares", "most", "fair", "weighted", "edf", "sjf", "fcfs")
 MS = 1_000_000
 MODELS = {"78 ms": (78, 250), "23 ms": (23, 120), "100 ms": (100, 400), "7 ms": (7, 30)}
 """Latency and SLO in ms."""
@@ -46,7 +46,10 @@ def attainments(policy: str) -> dict[str, float]:
         answered[queries[respond.query].tenant] += respond.outcome is Outcome.ANSWERED
 
     simulate(
-        Engine(tenants, POLICIES[policy](LANES), predictor, Machine.cpu((0, 1))), TableWorld(predictor), queries, note
+        Engine(tenants, policy_class(policy)(LANES), predictor, Machine.cpu((0, 1))),
+        TableWorld(predictor),
+        queries,
+        note,
     )
     asked = Counter(query.tenant for query in queries)
     return {name: answered[name] / asked[name] for name in MODELS} | {"all": answered.total() / len(queries)}

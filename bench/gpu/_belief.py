@@ -12,7 +12,7 @@ from bench.gpu._context import Context
 from bench.gpu._journal import Row
 from bench.gpu._latency import ensure_corun, ensure_latency, ensure_parts
 from cotenant.core.predictor import Group
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 

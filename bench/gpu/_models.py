@@ -158,7 +158,7 @@ def _try_build(name: str, folder: str) -> str:
     try:
         if multiprocessing.parent_process() is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a context in each of these processes would cost time and memory
-        from cotenant.zoo.torch import make, save_pt2
+        from bench.zoo import make, save_pt2
 
         plain_name = name.removesuffix(HALF)
         if plain_name in TINY:

@@ -31,10 +31,10 @@ from cotenant.execute.protocol import Tensors
 from cotenant.metrics import OutcomeLog, percentile_ns, summarise
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
-from cotenant.policies.overlap.control import Overlap
-from cotenant.predict.groups.grouped import GroupedPredictor
-from cotenant.serve.brain.clock import RealClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.serve.engine.clock import RealClock
+from cotenant.serve.engine.driver import Driver
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share, Work
 

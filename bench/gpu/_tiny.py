@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from cotenant.zoo.torch import Model
+from bench.zoo import Model
 
 _SIDE, _CHANNELS, _WIDTH = 16, 8, 64
 

@@ -32,5 +32,9 @@ class ConfigError(CotenantError):
     """A configuration file cannot be used: names the file, the key and what was expected."""
 
 
+class PlanError(CotenantError):
+    """A plan cannot be asked for or used: names the thing and what was expected."""
+
+
 class ProtocolViolationError(CotenantError):
     """A component broke the contract of the core (a policy overbooked a core, an executor ended a launch twice)."""

@@ -261,3 +261,11 @@ class Round:
             else:
                 steps.append((slot,))
         return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLanes:
+    """Lanes with their rounds, in the same order: those of the plan, then one a core that the plan leaves over."""
+
+    lanes: tuple[Share, ...]
+    rounds: tuple[Round, ...]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cotenant.config import DeviceSection, ServerConfig
-from cotenant.serve.door.http_server import HttpServer
+from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.serve.server import Server
 from cotenant.wire.client import infer_once
 from repositories import write_good

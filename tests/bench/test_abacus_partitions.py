@@ -11,8 +11,8 @@ from bench._data import DATA
 from bench.papers.abacus._a100 import A100
 from bench.papers.abacus._group_costs import DEVICE, NetworkCosts, latency_ns
 from bench.papers.abacus.partitions import PLANNER, STEP, _Best, _checked, _compared, largest
-from cotenant.plan.table_costs import WithoutGroups
-from cotenant.plan.types import Load, Plan
+from cotenant.techniques.partitions.plan.table_costs import WithoutGroups
+from cotenant.techniques.partitions.plan.types import Load, Plan
 from cotenant.work import Work
 
 MS = 1_000_000

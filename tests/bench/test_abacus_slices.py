@@ -21,9 +21,9 @@ from bench.papers.abacus._comparison import contenders
 from bench.papers.abacus._divisions import Divided, Mixed, SliceCosts, World, as_planned, part_of, planned
 from bench.papers.abacus._slices import SIZES, Slice
 from cotenant.core.predictor import Group, Member
-from cotenant.plan.check import check_plan
-from cotenant.plan.types import DeviceType, Load
 from cotenant.predict.table import TablePredictor
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 from cotenant.work import Work
 
 UNITS = {"resnet101": 35, "resnet152": 52, "vgg19": 22, "bert": 12}

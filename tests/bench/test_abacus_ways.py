@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from bench.papers.abacus import ways as experiment
 from bench.papers.abacus._ways import Asked, Published, Value, cut_at, exhaustive, group_of, value_of
 from cotenant.core.predictor import Group, Member
-from cotenant.policies.overlap.group_jobs import Candidate
-from cotenant.policies.overlap.group_search import find_group
-from cotenant.policies.overlap.group_splits import Splits
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.policy.group_jobs import Candidate
+from cotenant.techniques.overlap.policy.group_search import find_group
+from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 

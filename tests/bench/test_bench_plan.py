@@ -11,9 +11,10 @@ from bench import plan as bench_plan
 from bench.papers.gpulet import _planners
 from bench.papers.gpulet._tables_csv import csv_tables
 from commands import Run, runner
-from cotenant.plan.file import KnownTenant, read_plan
-from cotenant.plan.planners import is_blind, make_planner
-from cotenant.plan.types import DeviceType, Load, Plan, PlanError
+from cotenant.errors import PlanError
+from cotenant.techniques.partitions.plan.file import KnownTenant, read_plan
+from cotenant.techniques.partitions.plan.planners import is_blind, make_planner
+from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
 from plan_samples import GIB, GPU, MODELS, MS, costs, latencies
 
 TENANTS = """

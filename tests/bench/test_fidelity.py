@@ -14,7 +14,7 @@ from cotenant.core.actions import Action, Launch
 from cotenant.core.events import Event, LaunchEnded
 from cotenant.load import Lag, LiveStats, LoadResult
 from cotenant.metrics import summarise
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
@@ -59,7 +59,7 @@ def scenario(tmp_path: Path) -> Scenario:
 
 def served(path: Path, scenario: Scenario, truth: Assumptions, seed: int) -> tuple[LoadResult, dict[str, int]]:
     """A run whose every cost is known, as a server and a client would have reported it."""
-    head = header(POLICIES["edf"](TWO_LANES), TABLE, scenario.tenants, scenario.machine, created="")
+    head = header(policy_class("edf")(TWO_LANES), TABLE, scenario.tenants, scenario.machine, created="")
     writer = TraceWriter(path.open("wb"), head)
     ran: dict[str, int] = {}
     began: dict[int, tuple[Launch, int]] = {}

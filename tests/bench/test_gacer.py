@@ -16,16 +16,16 @@ from bench._data import DATA
 from bench._registry import BenchError
 from bench.papers.gacer import granularity, sets
 from bench.papers.gacer._gpus import GPUS, V100, Gpu
+from bench.papers.gacer._joint_run import JointWorld
 from bench.papers.gacer._judge import Effort, judge_set, mistaken, rules_of, world_bound_ns
+from bench.papers.gacer._kernel_world import Admission
 from bench.papers.gacer._kernels_csv import measured_table, read_kernels
 from bench.papers.gacer._models import model_table, table_of
 from bench.papers.gacer._sets import JointSet, given_sets, paper_sets, v100_sets
 from bench.papers.gacer._worlds import draw
 from bench.papers.gacer._zoo_kernels import PAPER_NAMES, ZooKernel, kernels_of, read_table, write_table, zoo_kernels
 from cotenant.errors import InvalidValueError
-from cotenant.predict.occupancy.evaluator import JointEvaluator
-from cotenant.world.joint_run import JointWorld
-from cotenant.world.kernels import Admission
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from kernel_sets import random_plan, random_set
 
 WORLDS = [draw(seed) for seed in range(12)]

@@ -9,13 +9,13 @@ from bench._data import DATA
 from bench.papers.gacer import serving
 from bench.papers.gacer._gpus import GPUS
 from bench.papers.gacer._judge import Effort
+from bench.papers.gacer._kernel_world import Admission, KernelDevice
 from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import draw
 from cotenant.core.actions import Respond
-from cotenant.profile.joint_plan import Chunk, JointPlan
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.types import Outcome, Query
-from cotenant.world.kernels import Admission, KernelDevice
 
 MS = 1_000_000
 FREE = KernelDevice(Admission.IN_ORDER, 0)

@@ -13,7 +13,7 @@ from bench.__main__ import main
 from bench.papers.gpulet import rates, violations, wave
 from bench.papers.gpulet._data import read_gpu
 from bench.papers.gpulet._workloads import read_specloads
-from cotenant.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.elastic import Elastic
 from glet_tables import write, write_gpu
 
 MODELS = {"one": (40.0, 4.0), "two": (60.0, 6.0), "three": (90.0, 8.0)}

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from msgspec import structs
 
 from bench.papers.gpulet._ideal import Ideal
-from cotenant.errors import InvalidValueError
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.types import DeviceType, Infeasible, Load, Plan, PlanError
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.types import DeviceType, Infeasible, Load, Plan
 from plan_samples import CPU, GIB, GPU, costs, load, some_devices, some_loads
 
 COSTS = costs()

@@ -19,8 +19,8 @@ from bench.papers.gpulet._interference_page import ErrorCurve, write_interferenc
 from bench.papers.gpulet._linear import WHOLE, LinearConstants, LinearInterference, Utilisation, fit_linear
 from corun_world import BATCHES, MODELS, SIZES, fitted, measure, median_error, pairs
 from cotenant.errors import InvalidValueError
-from cotenant.predict.interference.interference_fit import fit_pressure
-from cotenant.profile.coruns import CoRun
+from cotenant.techniques.partitions.coruns import CoRun
+from cotenant.techniques.partitions.predict.interference_fit import fit_pressure
 
 CONSTANTS = LinearConstants(0.3, 0.7, 0.2, 0.5, 0.95)
 UTILISATION = Utilisation.of(

@@ -16,12 +16,12 @@ from bench.papers.gpulet._headroom import Trial, plan_simulated
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._sim_world import turns
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
-from cotenant.errors import InvalidValueError
-from cotenant.plan.application import Application, Stage, stage_loads
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.poisson_headroom import poisson_rate, with_poisson_headroom
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import (
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.application import Application, Stage, stage_loads
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.poisson_headroom import poisson_rate, with_poisson_headroom
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     CoRunner,
     Costs,
@@ -31,7 +31,6 @@ from cotenant.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Planner,
     padded,
 )

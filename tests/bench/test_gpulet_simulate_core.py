@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from bench.papers.gpulet._arrivals import poisson_arrivals
 from bench.papers.gpulet._simulate import noise_factors, simulate_plan
 from cotenant.core.snapshot import DropRule
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.sim.planned import simulate_plan as simulate_by_core
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
+from cotenant.techniques.partitions.world import simulate_plan as simulate_by_core
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Round, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.papers.gpulet._tables_csv import ModelFacts, read_assembly, read_latencies, read_models
-from cotenant.errors import CotenantError
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import PlanError
+from cotenant.errors import CotenantError, PlanError
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.work import Work
 
 LATENCIES = "model,partition_pct,batch,latency_ms\nm,20,1,1.5\nm,20,2,2.0\nm,100,1,0.5\n"

@@ -25,10 +25,10 @@ from bench._judge_groups import LEVELS, cross_validate
 from bench._judge_groups_page import write_predictor_report
 from corun_rows import ROWS, pair
 from cotenant.errors import InvalidValueError
-from cotenant.measure.groups import facts_of
-from cotenant.predict.groups.overlap_fit import FitSettings
-from cotenant.profile.group_samples import load_samples
 from cotenant.repository import groups_path
+from cotenant.techniques.overlap.group_samples import load_samples
+from cotenant.techniques.overlap.measure.groups import facts_of
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings
 from group_campaign import GROUPS, measure, profiled
 from noisy_coruns import world
 from repositories import write_good

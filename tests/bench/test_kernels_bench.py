@@ -11,8 +11,8 @@ import pytest
 
 from bench.papers.veltair import _onednn, _yardstick, kernels
 from bench.papers.veltair._yardstick import Yardstick
-from cotenant.compile.problem import Activation, Problem
-from cotenant.compile.trial import Trial
+from cotenant.techniques.layer_blocks.compile.problem import Activation, Problem
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 from kernels import convolved
 
 PROBLEM = Problem(16, 32, 9, 11, (3, 3), (2, 1), (1, 1, 0, 1), 1, Activation("relu"), True, 1)

@@ -19,9 +19,9 @@ from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
 from bench.papers.sirplus._stream import QueryStream
 from bench.papers.sirplus._zoo_graphs import branches, computing, operators_of, read_table, write_table, zoo_operators
 from cotenant.graph.onnx import load_dfg
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.strategies import (
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     QueueDelay,
     Sequential,
@@ -29,8 +29,8 @@ from cotenant.plan.placement.strategies import (
     makespan_ns,
     sequential_ns,
 )
-from cotenant.plan.placement.task_graph import TransferMode
-from cotenant.plan.placement.verify import violations
+from cotenant.techniques.placement.plan.task_graph import TransferMode
+from cotenant.techniques.placement.plan.verify import violations
 from cotenant.zoo import graph as onnx_graphs
 
 TASKS = "task,device,ms,memory\na,gpu,1,10\na,cpu:0,9,10\nb,gpu,2,10\nb,cpu:0,2.5,10\nc,gpu,2,10\nc,cpu:0,2.5,10\n"

@@ -11,8 +11,8 @@ import pytest
 from bench._registry import benchmarks
 from bench.papers.sirplus import lane, real
 from cotenant.measure.solo import Effort
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem
 from onnx_samples import Sketch, info
 from repositories import write_model
 

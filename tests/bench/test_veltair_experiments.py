@@ -24,7 +24,7 @@ DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled."""
-    rules = "cotenant.policies.layer_block."
+    rules = "cotenant.techniques.layer_blocks.policy."
     names = (_loop.__name__, rules + "rules", rules + "rules_slack")
     modules = tuple(_jit.loaded(name, compiled=False) for name in names)
     monkeypatch.setattr(_play, "compiled", lambda: modules)

@@ -12,21 +12,15 @@ from msgspec import structs
 from bench._data import DATA
 from bench._registry import BenchError
 from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play
+from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._models import Model, efficiency_of, of_class, rates_of, read_models, ssd_layers
 from bench.papers.veltair._play import LANES, Stage, arrivals
 from bench.papers.veltair._product import Beliefs, play_product
 from bench.papers.veltair._worlds import FIGURE_1B, Drawn, drawn_gbps, interference, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block.published import (
-    FixedBlocks,
-    LayerBlock,
-    LayerWise,
-    ModelWise,
-    Prema,
-    Variant,
-)
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.profile.version_table import UnitCosts, UnitVersions
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 
 MODELS, MADE = read_models(DATA)
 DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
@@ -35,7 +29,7 @@ DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything runs as it stands: nothing is compiled."""
-    rules = "cotenant.policies.layer_block."
+    rules = "cotenant.techniques.layer_blocks.policy."
     names = (_loop.__name__, rules + "rules", rules + "rules_slack")
     plain = tuple(_jit.loaded(name, compiled=False) for name in names)
     monkeypatch.setattr(_play, "compiled", lambda: plain)

@@ -173,7 +173,7 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
         ("", "edf", None, True),
         ("", "edf", "--no-cautious", False),
         ("", "sjf", None, False),
-        ("", "clockwork", "--cautious", True),
+        ("", "fcfs", "--cautious", True),
         ("[policy]\ncautious = true", "sjf", None, True),
         ("[policy]\nname = 'overlap'\nbarrier = true", "overlap", "--cautious", False),
         ("[policy]\nname = 'overlap'\nbarrier = false", "overlap", None, True),

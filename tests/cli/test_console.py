@@ -43,7 +43,7 @@ def test_lines_tables_and_reasons_are_printed_as_they_are(text: str) -> None:
 def test_consoles_are_made_in_one_place_without_markup() -> None:
     """And columns of progress, which have a switch of their own."""
     makers = [path for path in SOURCES if re.search(r"\bConsole\(", path.read_text("utf-8"))]
-    assert [path.name for path in makers] == ["console.py", "plan_text.py"]
+    assert [path.name for path in makers] == ["console.py", "pictures.py"]
     for path in SOURCES:
         text = path.read_text("utf-8")
         for column in re.findall(r"TextColumn\((.*)\)", text):

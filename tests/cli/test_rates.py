@@ -16,10 +16,10 @@ from cotenant.core.events import TenantAdded, TenantRemoved
 from cotenant.execute.protocol import WorkerStatus
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.policies import POLICIES
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
-from cotenant.serve.brain.queries import EngineFigures, figures_of
+from cotenant.policies import policy_class
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
+from cotenant.serve.engine.queries import EngineFigures, figures_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.types import Tenant
 from cotenant.work import Machine
@@ -85,7 +85,9 @@ def test_commands_call_rates_above_the_lanes_an_error(
 def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixture) -> None:
     """Of two lanes tenant `a` is guaranteed one and a half; with `b` they are three."""
     predictor = tables({"a": 10 * MS, "b": 10 * MS})
-    engine = Engine([Tenant("a", 100 * MS, rate=150.0)], POLICIES["shares"](TWO_LANES), predictor, Machine.cpu(CORES))
+    engine = Engine(
+        [Tenant("a", 100 * MS, rate=150.0)], policy_class("shares")(TWO_LANES), predictor, Machine.cpu(CORES)
+    )
     clock = VirtualClock()
     executor = SimulatedExecutor(TableWorld(predictor), clock)
     driver = Driver(engine, executor, clock)

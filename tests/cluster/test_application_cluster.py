@@ -39,9 +39,10 @@ from cotenant.cluster.head import models_of, planned_applications, read_spec
 from cotenant.cluster.links import GrpcReply, HttpReply
 from cotenant.cluster.types import Address, Counts, PlannedApplication, Route, RoutingTable
 from cotenant.config import ServerConfig
-from cotenant.plan.types import Load, PlanError
+from cotenant.errors import PlanError
 from cotenant.repository.application_spec import read_application
 from cotenant.serve.server import Server
+from cotenant.techniques.partitions.plan.types import Load
 from cotenant.types import Cause, Outcome
 from cotenant.wire.api import InferRequest, InferResult, ServeError
 from cotenant.wire.codec import decode_raw, encode_raw

@@ -22,12 +22,12 @@ from cotenant.cluster.types import (
     NodeReport,
     RoutingTable,
 )
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import FollowSettings
-from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.tracking import TrackingSettings
-from cotenant.plan.types import DeviceType, Load
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.follow import FollowSettings
+from cotenant.techniques.partitions.plan.scaling import ScalingSettings
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.tracking import TrackingSettings
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 
 MS = 1_000_000
 S = 1_000_000_000

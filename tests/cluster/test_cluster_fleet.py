@@ -15,8 +15,8 @@ from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, RoutingTable
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
 
 TABLE = RoutingTable(3, (), {})
 

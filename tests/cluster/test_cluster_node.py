@@ -18,10 +18,10 @@ import pytest
 
 from cotenant.cluster.node_server import PLAN_FILE, STOP_MARGIN_S, NodeServer
 from cotenant.cluster.types import Address, ClusterError, NodePlan, Served
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
 from cotenant.repository import MEASURED
-from cotenant.serve.brain.plan_lanes import Cores, open_plan
 from cotenant.serve.server_process import StartError
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
 from repositories import SLO_MS, write_good

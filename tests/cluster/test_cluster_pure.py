@@ -23,13 +23,13 @@ from cotenant.cluster.node_server import node_config
 from cotenant.cluster.note import Note, read_note, started
 from cotenant.cluster.ray_fleet import need_ray, node_of
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodePlan, NodeReport, Served
-from cotenant.errors import InvalidValueError
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import FollowSettings, PlanFollower, Reason
-from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.tracking import TrackingSettings
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.follow import FollowSettings, PlanFollower, Reason
+from cotenant.techniques.partitions.plan.scaling import ScalingSettings
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.tracking import TrackingSettings
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.wire.oip import MESSAGES
 from cotenant.wire.skim import WireError, length_field, string_field
 from repositories import write_good

@@ -17,9 +17,9 @@ from cotenant.cluster.detector import DetectorSettings
 from cotenant.cluster.heartbeats import GATEWAY, RAY_HEAD
 from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeReport, RoutingTable
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import DeviceType, Load
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 
 MS = 1_000_000
 INTERVAL_NS = 500 * MS

@@ -13,7 +13,7 @@ from client import Client
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.runner import open_model
+from cotenant.execute.opener import open_model
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.repository import find_versions

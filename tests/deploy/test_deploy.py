@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cotenant.config import load_server_config
-from cotenant.plan.file import parse_plan
+from cotenant.techniques.partitions.plan.file import parse_plan
 from deploy_checks import (
     DEPLOY,
     ROOT,

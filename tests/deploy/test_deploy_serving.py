@@ -21,7 +21,6 @@ import pytest
 
 import cotenant.cli.serve
 from cotenant.config import load_server_config
-from cotenant.plan.file import parse_plan
 from cotenant.repository import (
     MEASURED,
     coruns_path,
@@ -35,6 +34,7 @@ from cotenant.repository import (
     tasks_path,
     together_path,
 )
+from cotenant.techniques.partitions.plan.file import parse_plan
 from cotenant.wire.client import infer_once
 from deploy_checks import (
     DEPLOY,

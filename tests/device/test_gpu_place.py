@@ -26,13 +26,13 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
+from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.gpu.streams import CpuStreams
-from cotenant.execute.place import CorePlace, StreamPlace
+from cotenant.execute.place import CorePlace
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
-from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
@@ -40,6 +40,7 @@ from cotenant.profile import device as profile_device
 from cotenant.profile.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
+from cotenant.techniques.overlap.measure.groups import GroupEffort, measure_groups
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.work import Share
 from repositories import config

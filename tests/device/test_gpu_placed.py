@@ -17,22 +17,22 @@ from client import Client, LoaderHere, Watch, started
 from commands import Run
 from cotenant.config import DeviceSection
 from cotenant.core.events import LaunchEnded
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
 from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.registry import open_executor
-from cotenant.measure import placed
-from cotenant.measure import tasks as measuring
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
-from cotenant.measure.tasks import measure_tasks
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.profiled import graph_of
-from cotenant.profile.task_profile import CopyTimes, DeviceTimes, ModelTasks, load_tasks, save_tasks
-from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, load_placement, save_placement
 from cotenant.repository import find_versions, graphs_path, placement_path, tasks_path
+from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
+from cotenant.techniques.placement.measure import placed
+from cotenant.techniques.placement.measure import tasks as measuring
+from cotenant.techniques.placement.measure.tasks import measure_tasks
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.task_profile import CopyTimes, DeviceTimes, ModelTasks, load_tasks, save_tasks
+from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, load_placement, save_placement
 from cotenant.trace.explain import LaunchStory
 from cotenant.work import PieceTime, Share
 from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, save_wide
@@ -68,7 +68,7 @@ def root(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "TASK_EFFORT", TINY)
     monkeypatch.setattr(placed, "_EFFORT", TINY)
-    monkeypatch.setattr("cotenant.plan.placement.flat.best_kernels", lambda: PLAIN)
+    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_kernels", lambda: PLAIN)
     made = tmp_path / "models"
     (made / "wide" / "1").mkdir(parents=True)
     (made / "wide" / "1" / "model.pt2").write_bytes(archive.read_bytes())
@@ -146,7 +146,7 @@ def test_what_is_slower_is_left_aside(
     with closing(open_executor(SECTION)) as executor, caplog.at_level(logging.WARNING):
         opened = open_version(root, find_versions(root, "wide")[0], executor.place, (SHARE,))
         with opened.runner:
-            assert not opened.placed
+            assert not opened.gains
             assert opened.runner.placed == ()  # type: ignore[attr-defined]
     assert "left aside: takes" in caplog.text
     assert "on 4 SMs and 2 cores" in caplog.text

@@ -18,7 +18,6 @@ import torch
 
 from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from cotenant.core.actions import Launch
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_groups import ask_grid
@@ -28,7 +27,7 @@ from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.work import Share, Work
-from placed_torch_samples import BRANCHES, WIDTH, on_cores, save_wide
+from placed_torch_samples import BRANCHES, WIDTH, on_cores, open_placed_torch, save_wide
 from torch_small import save_small, small_cnn
 
 
@@ -151,7 +150,7 @@ def test_on_hardware_a_placement_runs_over_the_stream_and_cores(tmp_path: Path, 
     lane = whole(shares.grid, 0)
     shares.split([lane])
     executor = TorchExecutor(CudaStreams(0, shares), tuple(sorted(os.sched_getaffinity(0)))[:2] * 2)
-    model = PlacedTorch.open(save_wide(tmp_path / "wide.pt2"), device="cuda:0")
+    model = open_placed_torch(save_wide(tmp_path / "wide.pt2"), device="cuda:0")
     model.place(on_cores(model, *BRANCHES, sms=lane.size))
     shape = {"a": (1, WIDTH), "b": (1, WIDTH)}
     spec = LoadSpec((lane,), (0, model.unit_count), (shape,), max_batch=4)
@@ -176,7 +175,7 @@ def test_on_hardware_a_placement_runs_over_the_stream_and_cores(tmp_path: Path, 
         for _, timing in told:
             assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
             assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
-        with PlacedTorch.open(tmp_path / "wide.pt2") as on_cpu:
+        with open_placed_torch(tmp_path / "wide.pt2") as on_cpu:
             for query, each in enumerate(inputs):
                 got = executor.take(query)
                 for name, value in on_cpu.run(0, on_cpu.unit_count, each).items():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batches, ModelGoneError, RowsError, are_alike, joined
+from cotenant.execute.batches import Batches, ModelGoneError, RowsError, are_alike
+from cotenant.execute.runner import joined
 from cotenant.work import Share, Work
 
 

@@ -17,16 +17,18 @@ from cotenant.core.events import Event, LaunchGrew, QueryCancelled
 from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.opener import open_model
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
-from cotenant.execute.runner import Runner, open_model, to_numpy
-from cotenant.execute.source import ModelSource
+from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.source import open_source
 from cotenant.execute.threads.executor import ThreadExecutor
+from cotenant.execute.worker import worker
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import RealClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import RealClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from here_workers import HereWorker, here_workers
@@ -99,8 +101,7 @@ def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             load = executor.load
             monkeypatch.setattr(executor, "load", lambda name, model, *rest: load(name, change(model), *rest))
             return executor
-        opened = ModelSource.open
-        monkeypatch.setattr(ModelSource, "open", lambda source: change(opened(source)))
+        monkeypatch.setattr(worker, "open_source", lambda source: change(open_source(source)))
         return ProcessExecutor()
 
     with here_workers(monkeypatch):

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bench.zoo import examples, make, save_pt2
 from cotenant.config import load_model_config
 from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.runner import open_model
+from cotenant.execute.opener import open_model
 from cotenant.execute.torch import recurrent
 from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
 from cotenant.execute.torch.model import TorchModel
@@ -26,7 +27,6 @@ from cotenant.graph.torch_lower import aten_name, lower
 from cotenant.measure.opening import open_version
 from cotenant.repository import find_versions
 from cotenant.repository.formats import Arithmetic
-from cotenant.zoo.torch import examples, make, save_pt2
 from repositories import config, scaled, write_model
 from torch_samples import BATCH, SAMPLES, answers, exported, saved
 

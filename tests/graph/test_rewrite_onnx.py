@@ -1,46 +1,30 @@
-"""Which units of ONNX graphs treat rows by themselves, and graphs that run in chunks: against onnxruntime."""
+"""Which units of ONNX graphs treat rows by themselves: chunks of the rows against all rows, in onnxruntime."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from cotenant.errors import InvalidValueError
-from cotenant.graph.errors import MixedRowsError
 from cotenant.graph.onnx import dfg_of
-from cotenant.graph.rewrite import chunk
 from cotenant.graph.rewrite.onnx_rows import row_graph_of
 from cotenant.graph.rewrite.rows import RowGraph
 from onnx_samples import Sketch, encoder, encoder_feeds, info, residual_cnn
+from port_graphs import onnx_answer
+from row_chunks import check_chunks
 
 SHAPES = {"x": (1, 3, 4)}
 
 
 def rows_of(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
     return row_graph_of(model, dfg_of(model, name="sample", shapes=shapes), shapes)
-
-
-def run(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: list[Any] = session.run(None, dict(inputs))
-    return found
-
-
-def assert_same(got: Sequence[Any], expected: Sequence[Any]) -> None:
-    for a, b in zip(got, expected, strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def model_of(sketch: Sketch, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[str]) -> onnx.ModelProto:
@@ -55,6 +39,11 @@ def one(make: Callable[[Sketch], str], kind: int = TensorProto.FLOAT) -> onnx.Mo
     sketch = Sketch()
     made = make(sketch)
     return model_of(sketch, [info("x", ("rows", 3, 4), kind)], [made])
+
+
+def five(seed: int = 1) -> Any:
+    """Five rows."""
+    return np.random.default_rng(seed).normal(size=(5, 3, 4)).astype(np.float32)
 
 
 # --- operator by operator --------------------------------------------------------------------------------------------
@@ -182,27 +171,24 @@ MIXED: dict[str, tuple[Callable[[Sketch], str], str]] = {
 @pytest.mark.parametrize("name", FINE)
 def test_operators_that_keep_rows_apart_run_in_chunks(name: str) -> None:
     model = one(FINE[name])
-    count = len(dfg_of(model, name="sample").units)
-    assert rows_of(model, SHAPES).why_not(0, count) == ""
-    x = np.random.default_rng(1).normal(size=(5, 3, 4)).astype(np.float32)
-    chunked = chunk(model, (0, count), (2, 1, 2), SHAPES)
-    assert sum(node.op_type == "Split" for node in chunked.graph.node) > 0
-    assert_same(run(chunked, {"x": x}), run(model, {"x": x}))
+    found = rows_of(model, SHAPES)
+    count = len(found.dfg.units)
+    assert found.why_not(0, count) == ""
+    check_chunks(model, found.dfg, (0, count), (2, 1, 2), {"x": five()})
 
 
 @pytest.mark.parametrize("name", [name for name, (_, why) in MIXED.items() if why])
 def test_operators_that_mix_rows_are_refused_with_the_reason(name: str) -> None:
     make, why = MIXED[name]
-    model = one(make)
-    count = len(dfg_of(model, name="sample").units)
-    with pytest.raises(MixedRowsError, match=why):
-        chunk(model, (0, count), (2, 3), SHAPES)
+    found = rows_of(one(make), SHAPES)
+    assert re.search(why, found.why_not(0, len(found.dfg.units)))
 
 
 def test_a_factor_that_is_the_same_for_all_rows_keeps_them_apart() -> None:
     model = one(MIXED["a table by rows"][0])
-    x = np.random.default_rng(1).normal(size=(5, 3, 4)).astype(np.float32)
-    assert_same(run(chunk(model, 0, (4, 1), SHAPES), {"x": x}), run(model, {"x": x}))
+    found = rows_of(model, SHAPES)
+    assert found.why_not(0, 1) == ""
+    check_chunks(model, found.dfg, (0, 1), (4, 1), {"x": five()})
 
 
 def test_batches_of_a_fixed_size_and_inputs_of_another_axis_are_refused() -> None:
@@ -229,21 +215,6 @@ def test_tensors_that_are_said_to_have_no_axes_are_not_worked_along(op: str) -> 
     assert not any(rows.splits)
 
 
-def test_units_and_rows_that_are_none_are_refused_by_name() -> None:
-    model = one(FINE["flattened"])
-    with pytest.raises(InvalidValueError, match=r"units is \(0, 9\)"):
-        chunk(model, (0, 9), (1, 1), SHAPES)
-    for rows in ((3,), (2, 0)):
-        with pytest.raises(InvalidValueError, match="two chunks or more"):
-            chunk(model, 0, rows, SHAPES)
-
-
-def test_a_chunked_graph_refuses_batches_of_another_size() -> None:
-    chunked = chunk(one(FINE["flattened"]), 0, (2, 3), SHAPES)
-    with pytest.raises(Exception, match=r"[Ss]plit"):
-        run(chunked, {"x": np.zeros((6, 3, 4), np.float32)})
-
-
 # --- whole graphs -----------------------------------------------------------------------------------------------------
 
 
@@ -256,9 +227,8 @@ def test_a_convolutional_network_runs_any_run_of_units_in_chunks() -> None:
     assert found.splits == (True,) * count
     assert found.runs == (tuple(range(count + 1)),)
     x = np.random.default_rng(2).normal(size=(6, *shape[1:])).astype(np.float32)
-    expected = run(model, {name: x})
-    for start, end in ((0, count), (1, count - 1), (count // 2, count // 2 + 1)):
-        assert_same(run(chunk(model, (start, end), (1, 2, 3), {name: shape}), {name: x}), expected)
+    for units in ((0, count), (1, count - 1), (count // 2, count // 2 + 1)):
+        check_chunks(model, found.dfg, units, (1, 2, 3), {name: x})
 
 
 def test_attention_over_a_sequence_runs_in_chunks() -> None:
@@ -266,8 +236,9 @@ def test_attention_over_a_sequence_runs_in_chunks() -> None:
     inputs = encoder_feeds(5, 7)
     shapes = {name: (1, *array.shape[1:]) for name, array in inputs.items()}
     found = rows_of(model, shapes)
-    assert found.why_not(0, len(found.dfg.units)) == ""
-    assert_same(run(chunk(model, (0, len(found.dfg.units)), (2, 3), shapes), inputs), run(model, inputs))
+    count = len(found.dfg.units)
+    assert found.why_not(0, count) == ""
+    check_chunks(model, found.dfg, (0, count), (2, 3), inputs)
 
 
 Choice = tuple[int, int, int]
@@ -358,9 +329,9 @@ def drawn(choices: Sequence[Choice]) -> tuple[onnx.ModelProto, int]:
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=9), st.data())
 def test_whatever_is_let_through_computes_the_same_in_chunks(choices: list[Choice], data: st.DataObject) -> None:
     model, _ = drawn(choices)
-    x = np.random.default_rng(3).normal(size=(5, 3, 4)).astype(np.float32)
+    x = five(3)
     try:
-        expected = run(model, {"x": x})
+        onnx_answer(model, {"x": x})
     except Exception:  # a size of the rows met a number: no model
         return
     found = rows_of(model, SHAPES)
@@ -371,4 +342,4 @@ def test_whatever_is_let_through_computes_the_same_in_chunks(choices: list[Choic
         chosen = data.draw(st.sampled_from(ranges))
         rows = data.draw(st.sampled_from([(2, 3), (1, 1, 3), (4, 1)]))
         for each in {chosen, ranges[-1]}:
-            assert_same(run(chunk(model, each, rows, SHAPES), {"x": x}), expected)
+            check_chunks(model, found.dfg, each, rows, {"x": x})

@@ -15,10 +15,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from cotenant.graph.onnx import dfg_of
-from cotenant.graph.rewrite import chunk
 from cotenant.graph.rewrite.onnx_rows import row_graph_of
 from onnx_samples import Sketch, info
 from port_graphs import onnx_answer
+from row_chunks import check_chunks
 
 SIDE = 4
 SHAPES = {"x": (1, 3, SIDE, SIDE)}
@@ -125,13 +125,13 @@ def let_through(model: onnx.ModelProto) -> list[tuple[int, int]]:
 def check(model: onnx.ModelProto, rng: Random) -> int:
     """Compare what is let through with the whole: chunks, and rows that were merged. Gives how many runs it was."""
     spans = let_through(model)
+    dfg = dfg_of(model, name="singles", shapes=SHAPES)
     x = pictures(rng, 5)
-    for start, end in spans:
+    for span in spans:
         [right] = onnx_answer(model, {"x": x}).values()
         for rows in ((2, 3), (1, 3, 1)):
-            [got] = onnx_answer(chunk(model, (start, end), rows, SHAPES), {"x": x}).values()
-            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-4)
-        if (start, end) == (0, len(dfg_of(model, name="singles", shapes=SHAPES).units)):
+            check_chunks(model, dfg, span, rows, {"x": x}, tolerance=1e-4)
+        if span == (0, len(dfg.units)):
             alone = [onnx_answer(model, {"x": x[at : at + 1]}) for at in range(5)]
             together = np.concatenate([next(iter(each.values())) for each in alone])
             np.testing.assert_allclose(together, right, rtol=1e-4, atol=1e-4)

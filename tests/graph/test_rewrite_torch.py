@@ -1,8 +1,10 @@
-"""Which units of programs of torch treat rows by themselves, and modules that run in chunks: against torch."""
+"""Which units of programs of torch treat rows by themselves: chunks of the rows against the module on all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -12,13 +14,11 @@ from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from cotenant.graph.errors import MixedRowsError  # noqa: E402
-from cotenant.graph.rewrite import chunk  # noqa: E402
-from cotenant.graph.rewrite.rows import RowGraph  # noqa: E402
+from bench.zoo import examples, make  # noqa: E402
+from cotenant.execute.torch.segment import TorchCutter  # noqa: E402
 from cotenant.graph.rewrite.torch_rows import row_graph_of_program  # noqa: E402
 from cotenant.graph.torch import dfg_of_graph, named_graph  # noqa: E402
 from cotenant.graph.torch_lower import lower  # noqa: E402
-from cotenant.zoo.torch import examples, make  # noqa: E402
 from torch_samples import exported  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -119,14 +119,43 @@ MIXED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], str]] = {
 }
 
 
-def rows_of(
-    program: torch.export.ExportedProgram, *shapes: tuple[int, ...]
-) -> tuple[RowGraph, dict[str, tuple[int, ...]]]:
-    lowered = lower(program)
-    names = [node.name for node in lowered.inputs]
-    given = dict(zip(names, shapes, strict=True))
-    graph = named_graph(lowered, names, [f"output_{at}" for at in range(len(lowered.outputs))])
-    return row_graph_of_program(graph, dfg_of_graph(graph, "sample", given), given), given
+class Cut:
+    """A program whose units can be run by themselves, and what is known of its rows. `shapes` are of its inputs."""
+
+    def __init__(self, program: torch.export.ExportedProgram, *shapes: tuple[int, ...]) -> None:
+        lowered = lower(program)
+        names = [node.name for node in lowered.inputs]
+        self._state = {**program.state_dict, **program.constants}
+        self._graph = named_graph(lowered, names, [f"output_{at}" for at in range(len(lowered.outputs))])
+        given = dict(zip(names, shapes, strict=True))
+        dfg = dfg_of_graph(self._graph, "sample", given)
+        self._cutter = TorchCutter(self._graph, dfg, dict(program.graph_module.named_children()))
+        self.rows = row_graph_of_program(self._graph, dfg, given)
+        self.count = len(dfg.units)
+
+    def in_chunks(self, start: int, end: int, rows: Sequence[int], *inputs: Tensor) -> list[Tensor]:
+        """The outputs where units [start, end) run for chunks of so many rows, and the others for all rows."""
+        assert self.rows.why_not(start, end) == ""
+        tensors = dict(zip(self._graph.inputs, inputs, strict=True))
+        tensors |= self._run(0, start, tensors)
+        pieces = []
+        for low, high in pairwise(accumulate(rows, initial=0)):
+            taken = {
+                name: value[low:high] if value.ndim and len(value) == sum(rows) else value
+                for name, value in tensors.items()
+            }
+            pieces.append(self._run(start, end, taken))
+        tensors |= {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        tensors |= self._run(end, self.count, tensors)
+        return [tensors[name] for name in self._graph.outputs]
+
+    def _run(self, start: int, end: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if start == end:
+            return {}
+        segment = self._cutter.segment(start, end, torch.device("cpu"))
+        weights = [self._state[name] for name in segment.weights]
+        made = segment.function(*[tensors[name] for name in segment.inputs], *weights)
+        return dict(zip(segment.outputs, made, strict=True))
 
 
 def program_of(
@@ -143,11 +172,9 @@ def test_operators_that_keep_rows_apart_are_let_through_and_run_in_chunks(name: 
     x = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         module, program = program_of({name: FINE[name]})
-        found, shapes = rows_of(program, (1, 4, 6))
-        count = len(found.dfg.units)
-        assert found.why_not(0, count) == ""
+        cut = Cut(program, (1, 4, 6))
         for rows in ((2, 3), (1, 1, 1, 2)):
-            [got] = chunk(program, (0, count), rows, shapes)(x)
+            [got] = cut.in_chunks(0, cut.count, rows, x)
             torch.testing.assert_close(got, module(x)[name], rtol=1e-5, atol=1e-5)
 
 
@@ -156,9 +183,8 @@ def test_operators_that_mix_rows_are_refused_with_the_reason(name: str) -> None:
     make_output, why = MIXED[name]
     with torch.no_grad():
         _, program = program_of({name: make_output})
-    found, shapes = rows_of(program, (1, 4, 6))
-    with pytest.raises(MixedRowsError, match=why):
-        chunk(program, (0, len(found.dfg.units)), (2, 3), shapes)
+    cut = Cut(program, (1, 4, 6))
+    assert re.search(why, cut.rows.why_not(0, cut.count))
 
 
 @pytest.mark.parametrize("name", ["residual", "encoder"])
@@ -167,15 +193,14 @@ def test_samples_run_in_chunks_wherever_that_is_let_through(name: str) -> None:
     inputs = {key: value[:1].repeat(5, *[1] * (value.ndim - 1)) for key, value in program.example_inputs[1].items()}
     assert inputs or program.example_inputs[0]
     given = list(inputs.values()) or [each[:1].repeat(5, *[1] * (each.ndim - 1)) for each in program.example_inputs[0]]
-    found, shapes = rows_of(program, *[(1, *each.shape[1:]) for each in given])
-    count = len(found.dfg.units)
+    cut = Cut(program, *[(1, *each.shape[1:]) for each in given])
     with torch.no_grad():
         expected = module(*given)
         expected = list(expected.values()) if isinstance(expected, dict) else list(expected)
-        ranges = [(a, b) for a in range(count) for b in (a + 1, count) if not found.why_not(a, b)]
+        ranges = [(a, b) for a in range(cut.count) for b in (a + 1, cut.count) if not cut.rows.why_not(a, b)]
         assert ranges
         for start, end in ranges[:: max(1, len(ranges) // 4)]:
-            for a, b in zip(chunk(program, (start, end), (2, 3), shapes)(*given), expected, strict=True):
+            for a, b in zip(cut.in_chunks(start, end, (2, 3), *given), expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -186,10 +211,9 @@ def test_models_of_the_zoo_split_as_a_whole_and_run_in_chunks() -> None:
         dims = {key: {0: Dim("rows", min=1, max=64)} for key in inputs}
         with torch.no_grad():
             program = torch.export.export(model.module, (), dict(inputs), dynamic_shapes=dims)
-            found, shapes = rows_of(program, *[(1, *each.shape[1:]) for each in inputs.values()])
-            count = len(found.dfg.units)
-            assert found.splits == (True,) * count
-            got = chunk(program, (0, count), (3, 2), shapes)(*inputs.values())
+            cut = Cut(program, *[(1, *each.shape[1:]) for each in inputs.values()])
+            assert cut.rows.splits == (True,) * cut.count
+            got = cut.in_chunks(0, cut.count, (3, 2), *inputs.values())
             expected = model.module(**inputs)
         expected = [expected] if isinstance(expected, Tensor) else list(expected)
         for a, b in zip(got, expected, strict=True):

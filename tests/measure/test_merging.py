@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from bench._mixing import KINDS, Alone, Drawn, drawn
-from cotenant.execute.runner import open_model
+from cotenant.execute.opener import open_model
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.merging import TOLERANCE, is_same_answer, judge_merging
 from cotenant.profile.merging import Merging

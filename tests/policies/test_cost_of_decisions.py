@@ -20,7 +20,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived, TimerFired
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class, policy_names
 from cotenant.policies.desk import MOST_AT_ONCE
 from cotenant.policies.ordered import many_jobs
 from cotenant.predict.table import TablePredictor
@@ -137,10 +137,10 @@ def test_steps_grow_with_tenants_no_faster_than_n_log_n(name: str, monkeypatch: 
     first, second = list[int](), list[int]()
     for tenants in (100, 200, 400, 800):
         shown = snapshot(*burst(tenants, 3 * tenants, 3 * tenants * 10 / 8 * 0.99))
-        decision, steps = decided(POLICIES[name](EIGHT), shown, None, monkeypatch)
+        decision, steps = decided(policy_class(name)(EIGHT), shown, None, monkeypatch)
         assert decision.drops
         first.append(steps)
-        second.append(decided(POLICIES[name](EIGHT), shown, decision.memory, monkeypatch)[1])
+        second.append(decided(policy_class(name)(EIGHT), shown, decision.memory, monkeypatch)[1])
     assert_grows_slowly(first)
     assert_grows_slowly(second)
 
@@ -150,7 +150,7 @@ def test_steps_grow_with_victims_no_faster_than_n_log_n(name: str, monkeypatch: 
     found = list[int]()
     for queries in (150, 300, 600):
         shown = snapshot(*burst(20, queries, queries * 10 / 8 * 0.55))
-        decision, steps = decided(POLICIES[name](EIGHT), shown, None, monkeypatch)
+        decision, steps = decided(policy_class(name)(EIGHT), shown, None, monkeypatch)
         assert 0.3 * queries < len(decision.drops) <= MOST_AT_ONCE
         found.append(steps)
     assert_grows_slowly(found)
@@ -160,7 +160,7 @@ def test_steps_grow_with_victims_no_faster_than_n_log_n(name: str, monkeypatch: 
 @pytest.mark.parametrize("waiting", [1000, 10_000])
 def test_who_comes_to_a_long_queue_or_leaves_it_is_all_that_is_looked_at(name: str, waiting: int) -> None:
     queues, accounts, predictor = burst(1, waiting, 10**9)
-    [queue], policy = queues.values(), POLICIES[name](EIGHT)
+    [queue], policy = queues.values(), policy_class(name)(EIGHT)
     queue.queries = Looked(queue.queries)
     shown = snapshot(queues, accounts, predictor)
     memory = policy.decide(shown, None).memory
@@ -186,7 +186,7 @@ def test_many_go_in_several_decisions_and_no_lane_waits_for_that(name: str, slow
     room_ms = count * 10 / 8 * 1.1
     tenants = [Tenant(each, round(room_ms * MS), max_queue=count) for each in (*names, "late")]
     slow = tables({each: round(10 * MS * slower) for each in names} | {"late": 10 * MS})
-    policy: Policy = POLICIES[name](EIGHT, DropRule.HOPELESS)
+    policy: Policy = policy_class(name)(EIGHT, DropRule.HOPELESS)
     engine = Engine(tenants, policy, tables(dict.fromkeys([*names, "late"], 10 * MS)), Machine.cpu(tuple(range(8))))
     most, timers, running, outcomes = 0, list[int](), list[Launch](), dict[int, Outcome]()
 
@@ -222,7 +222,7 @@ def test_many_go_in_several_decisions_and_no_lane_waits_for_that(name: str, slow
 # --- cores of no lane ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", policy_names())
 def test_cores_of_no_lane_change_no_decision(name: str) -> None:
     """A server's machine is all its cores, a simulator's its lanes: both have to decide the same."""
     latencies = {"short": 4 * MS, "long": 30 * MS, "other": 12 * MS}
@@ -238,7 +238,7 @@ def test_cores_of_no_lane_change_no_decision(name: str) -> None:
         for cores in ((0, 1), (0, 1, 2, 3)):
             logs.append([])
             play(
-                POLICIES[name](TWO_LANES),
+                policy_class(name)(TWO_LANES),
                 tenants,
                 predictor,
                 queries,

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from bench.isolation_core import drawn, kept, queries_of
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant, priority_rank
@@ -71,7 +71,7 @@ def test_rows_of_queries_do_not_raise_a_rate(seed: int) -> None:
         )
         for at, (now, name) in enumerate(sorted(come))
     ]
-    made = play(POLICIES["shares"](TWO_LANES), tenants, predictor, queries)
+    made = play(policy_class("shares")(TWO_LANES), tenants, predictor, queries)
     for name in "ab":
         own = [each.id for each in queries if each.tenant == name]
         assert sum(made.outcomes[each] is Outcome.ANSWERED for each in own) >= 0.95 * len(own)
@@ -100,7 +100,7 @@ def test_no_priority_goes_above_quotas(policy: str, priority: int) -> None:
         others = "abc"[: random.randint(1, 3)]
         queries = flood(random, others, priority_rank(1))
         tenants = [Tenant("z", 150 * MS, priority=priority), *[Tenant(name, 150 * MS) for name in others]]
-        made = play(POLICIES[policy](ONE_LANE), tenants, tables(dict.fromkeys("zabc", 10 * MS)), queries)
+        made = play(policy_class(policy)(ONE_LANE), tenants, tables(dict.fromkeys("zabc", 10 * MS)), queries)
         answered = Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
         asked = Counter(each.tenant for each in queries)
         if policy == "shares":
@@ -121,7 +121,7 @@ def test_out_of_quota_the_tenant_of_the_highest_priority_goes_first() -> None:
     share = {}
     for priority in (0, 1):
         tenants = [Tenant("idle", 150 * MS), Tenant("low", 150 * MS), Tenant("high", 150 * MS, priority=priority)]
-        made = play(POLICIES["shares"](ONE_LANE), tenants, predictor, queries)
+        made = play(policy_class("shares")(ONE_LANE), tenants, predictor, queries)
         answered = Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
         assert answered["low"] >= 0.95 * 8 * 100 / 3, "its quota"
         share[priority] = answered["high"] / answered["low"]
@@ -140,7 +140,7 @@ def test_under_fair_a_short_queue_does_not_hide_a_flood(seed: int) -> None:
     queries = [Query(at, name, now, now + 400 * MS) for at, (now, name) in enumerate(sorted(come))]
     lane = (Share((0,)),)
     tenants = [Tenant("a", 400 * MS, max_queue=4), Tenant("b", 400 * MS)]
-    made = play(POLICIES["fair"](lane), tenants, tables({"a": 10 * MS, "b": 10 * MS}), queries)
+    made = play(policy_class("fair")(lane), tenants, tables({"a": 10 * MS, "b": 10 * MS}), queries)
     part = {
         name: sum(made.outcomes[each.id] is Outcome.ANSWERED for each in queries if each.tenant == name)
         / sum(each.tenant == name for each in queries)

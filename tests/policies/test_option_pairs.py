@@ -14,7 +14,7 @@ import pytest
 from msgspec import Meta
 
 from cotenant.errors import ConfigError
-from cotenant.policies.registry import POLICIES, make_policy, options_of
+from cotenant.policies.registry import make_policy, options_of, policy_class, policy_names
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant, priority_rank
@@ -85,9 +85,9 @@ def world_of(rng: Random, max_batch: int) -> tuple[list[Tenant], TablePredictor]
     return tenants, TablePredictor(found)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", policy_names())
 def test_no_pair_of_options_makes_a_decision_raise_or_break_the_contract(name: str) -> None:
-    options = options_of(POLICIES[name])
+    options = options_of(policy_class(name))
     pairs: list[tuple[str, ...]] = [*combinations(options, 2)]
     pairs += [tuple(options)] * max(0, LEAST - len(pairs))
     refused = 0
@@ -97,7 +97,7 @@ def test_no_pair_of_options_makes_a_decision_raise_or_break_the_contract(name: s
         lanes = tuple(map(Share, rng.choice(list(LAYOUTS.values()))))
         try:
             given = {option: value for option, value in drawn.items() if value is not None}
-            policy = make_policy(name, given, lanes, tuple(Round() for _ in lanes))
+            policy = make_policy(name, given, lanes, {"rounds": tuple(Round() for _ in lanes)})
         except ConfigError:  # values that exclude each other, or that these lanes do not allow
             refused += 1
             continue

@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
@@ -33,21 +33,21 @@ def three(**priorities: int) -> list[Query]:
     ("policy", "order"), [("fcfs", "xyz"), ("sjf", "yzx"), ("edf", "zxy")], ids=["fcfs", "sjf", "edf"]
 )
 def test_each_policy_has_its_order(policy: str, order: str) -> None:
-    made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three())
+    made = play(policy_class(policy)(ONE_LANE, NONE), TENANTS, PREDICTOR, three())
     assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "edf"])
 def test_priorities_of_tenants_beat_arrivals_works_and_deadlines(policy: str) -> None:
     tenants = [Tenant(name, 1000 * MS, priority={"y": 1, "z": 2}.get(name, 0)) for name in LATENCIES]
-    made = play(POLICIES[policy](ONE_LANE, NONE), tenants, PREDICTOR, three())
+    made = play(policy_class(policy)(ONE_LANE, NONE), tenants, PREDICTOR, three())
     assert [launch.work.tenant for _, launch in made.launches] == ["block", *"yzx"]
 
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", "xyz"), ("sjf", "yzx"), ("edf", "zxy")])
 def test_priorities_of_requests_beat_no_other_tenant(policy: str, order: str) -> None:
     for asked in ({"x": 1}, {"y": 1, "z": 2}, {"x": 3, "y": 2, "z": 1}):
-        made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three(**asked))
+        made = play(policy_class(policy)(ONE_LANE, NONE), TENANTS, PREDICTOR, three(**asked))
         assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
 
 
@@ -59,7 +59,7 @@ def test_priorities_of_requests_order_the_queries_of_their_tenant(policy: str) -
         queries = [
             Query(at, "x", 1, rng.randint(500, 900) * MS, priority_rank(level)) for at, level in enumerate(levels, 1)
         ]
-        made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, [BLOCK, *queries])
+        made = play(policy_class(policy)(ONE_LANE, NONE), TENANTS, PREDICTOR, [BLOCK, *queries])
         served = [priority_rank(levels[number - 1]) for (number,) in made.order[1:]]
         assert served == sorted(served)
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.ordered.overload import Job, outweighed
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -90,7 +90,7 @@ def answered(policy: str, weights: tuple[float, float], preempt: bool) -> list[f
     """Attainment of two equal tenants at 1.6 times what one lane can do."""
     tenants = [Tenant(f"t{at}", 100 * MS, (0, 1, 2), weight=weight) for at, weight in enumerate(weights)]
     predictor = TablePredictor({each.name: LatencyTable((LatencyRow(0, 1, 1, 10 * MS),), (1, 1)) for each in tenants})
-    made = POLICIES[policy]((Share((0,)),), preempt=preempt)
+    made = policy_class(policy)((Share((0,)),), preempt=preempt)
     random, now, queries = Random(3), 0, []
     for number in range(4000):
         now += round(random.expovariate(160) * 1e9)

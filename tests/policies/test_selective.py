@@ -14,7 +14,7 @@ import pytest
 from msgspec import UNSET
 
 from cotenant.core.snapshot import DropRule
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -51,7 +51,9 @@ def in_time(
         replace(each, weight=(weights or {}).get(each.name, 1.0), rate=(rates or {}).get(each.name, UNSET))
         for each in TENANTS
     ]
-    made = play(POLICIES[policy](TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=0.0), tenants, PREDICTOR, queries)
+    made = play(
+        policy_class(policy)(TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=0.0), tenants, PREDICTOR, queries
+    )
     return Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
 
 
@@ -59,7 +61,7 @@ def alone(name: str, queries: list[Query]) -> int:
     """Answers in time on one lane of its own that is as fast as a quarter of both."""
     ms, slo = MODELS[name]
     slow = TablePredictor({name: LatencyTable((LatencyRow(0, 1, 1, 2 * ms * MS),), (1.0,))})
-    made = play(POLICIES["edf"]((TWO_LANES[0],)), [Tenant(name, slo * MS)], slow, queries)
+    made = play(policy_class("edf")((TWO_LANES[0],)), [Tenant(name, slo * MS)], slow, queries)
     return sum(outcome is Outcome.ANSWERED for outcome in made.outcomes.values())
 
 
@@ -143,7 +145,7 @@ def test_who_is_given_up_hears_it_at_once_and_for_whom() -> None:
         {"ocr": LatencyTable((LatencyRow(0, 1, 1, 100 * MS),), (1.0,)), "vad": PREDICTOR.tables["vad"]}
     )
     queries = [Query(number, "ocr", 0, 400 * MS) for number in range(9)]
-    made = play(POLICIES["most"](TWO_LANES), tenants, predictor, queries)
+    made = play(policy_class("most")(TWO_LANES), tenants, predictor, queries)
     [gone] = [number for number, outcome in made.outcomes.items() if outcome is not Outcome.ANSWERED]
     assert made.outcomes[gone] in (Outcome.DROPPED, Outcome.REJECTED)
     assert made.ended_ns[gone] == 0
@@ -158,7 +160,7 @@ def test_what_is_within_a_share_goes_while_its_answer_is_sure() -> None:
     tenants = [Tenant("mine", 95 * MS), Tenant("theirs", 60 * MS)]
     queries = [Query(0, "theirs", 0, 60 * MS), Query(1, "theirs", 0, 60 * MS), Query(2, "mine", 0, 95 * MS)]
     order = [
-        [each.work.tenant for _, each in play(POLICIES["shares"](ONE_LANE), tenants, predictor, queries).launches]
+        [each.work.tenant for _, each in play(policy_class("shares")(ONE_LANE), tenants, predictor, queries).launches]
         for predictor in (exact, wary)
     ]
     assert order == [["theirs", "theirs", "mine"], ["theirs", "mine"]]
@@ -169,7 +171,7 @@ def test_who_comes_just_before_a_launch_ends_is_decided_on_then(left_ms: int, is
     predictor, come = tables({"long": 100 * MS, "short": 40 * MS}), (100 - left_ms) * MS
     tenants = [Tenant("long", 1000 * MS), Tenant("short", 110 * MS)]
     queries = [Query(0, "long", 0, 1000 * MS), *[Query(at, "short", come, come + 110 * MS) for at in (1, 2, 3)]]
-    made = play(POLICIES["most"](ONE_LANE), tenants, predictor, queries)
+    made = play(policy_class("most")(ONE_LANE), tenants, predictor, queries)
     gone = [made.ended_ns[each] for each, outcome in made.outcomes.items() if outcome is not Outcome.ANSWERED]
     assert gone
     assert all(ended == (come if is_told_at_once else 100 * MS) for ended in gone)

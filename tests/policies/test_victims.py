@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cotenant.core.queues import TenantQueue
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, OWNER, RANK, WORK, Job, Selection, Stakes, Worth
 from cotenant.policies.ordered.many_jobs import LongQueue, ManyJobs, ahead_ns
 from cotenant.policies.ordered.reserve import Expected, Reserve
@@ -82,7 +82,7 @@ def selected(way: Selection, worth: Worth, fared: list[float], weights: list[flo
 @pytest.mark.parametrize("name", SELECTING)
 @pytest.mark.parametrize("counts", [(1, 12), (13, FEW), (FEW + 1, 400)], ids=["few", "some", "many"])
 def test_heaps_give_the_victims_that_a_search_one_by_one_gives(name: str, counts: tuple[int, int]) -> None:
-    worth, seen, most_seen = POLICIES[name](TWO_LANES).worth, 0, 0
+    worth, seen, most_seen = policy_class(name)(TWO_LANES).worth, 0, 0
     for seed in range(40):
         random = Random(f"{name} {counts} {seed}")
         jobs, free_at, fared, weights = drawn(random, random.randint(*counts))
@@ -105,7 +105,7 @@ def test_heaps_give_the_victims_that_a_search_one_by_one_gives(name: str, counts
 def test_of_a_tenant_that_loses_others_are_spared() -> None:
     """Two equal tenants, all within their shares, of which half have to go: each loses as many, one or two apart."""
     jobs = sorted((1, 4000, number, 4000, 1, 1, number % 2, 10) for number in range(800))
-    worth = POLICIES["shares"](TWO_LANES).worth
+    worth = policy_class("shares")(TWO_LANES).worth
     many = ManyJobs(np.ascontiguousarray(np.array(jobs, np.int64).T), [0], 0)
     gone = [victim[OWNER] for victim, _ in many.select(Stakes(worth, [1.0, 1.0], [1.0, 1.0], RANKS), ALL)]
     assert len(gone) == 400

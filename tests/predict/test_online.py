@@ -9,7 +9,7 @@ import pytest
 from cotenant.core.actions import Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query

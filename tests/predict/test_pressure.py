@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale, fit_counters, fit_slowdowns
+from cotenant.predict.pressure import (
+    CacheReading,
+    CounterModel,
+    SlowdownScale,
+    fit_counters,
+    fit_slowdowns,
+)
 
 share = st.floats(0.0, 1.0)
 

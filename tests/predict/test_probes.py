@@ -15,7 +15,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived
 from cotenant.core.probes import FAILED_NS, LEAST_NS, MOST_NS, SLOWER, Probes
 from cotenant.core.snapshot import DropRule
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -62,7 +62,7 @@ def run(
     lanes: tuple[Share, ...] = LANES,
 ) -> Ended:
     """Simulate tenants, each with its true latency, the one of its profile, and the gap between its queries."""
-    made = POLICIES[policy](lanes)
+    made = policy_class(policy)(lanes)
     beliefs = OnlineModel.under(made)
     for tenant, (_, believed_ns, _) in tenants.items():
         beliefs.add(tenant.name, table(believed_ns, units))
@@ -131,7 +131,7 @@ def test_a_probe_in_vain_is_dropped_at_its_deadline_and_says_why() -> None:
 @pytest.mark.parametrize("drop", [DropRule.NONE, DropRule.HOPELESS])
 def test_what_a_client_asks_for_is_no_reason_for_a_probe(drop: DropRule) -> None:
     """A query with a deadline that is shorter than the SLO, and too short, is refused as before."""
-    policy = POLICIES["edf"](LANES, drop)
+    policy = policy_class("edf")(LANES, drop)
     engine = Engine([Tenant("a", 100 * MS)], policy, TablePredictor({"a": table(50 * MS)}), Machine.cpu((0, 1)))
     actions = engine.handle(QueryArrived(Query(0, "a", 0, 40 * MS)), 0)
     kinds = [type(action) for action in actions]

@@ -20,7 +20,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 import fuzz_http
-from cotenant.serve.door import http_server
+from cotenant.serve.frontend import http_server
 from cotenant.wire.api import Backend
 from fake_backend import CountingBackend, FakeBackend, Ports, serving
 from fuzz import (

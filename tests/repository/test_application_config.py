@@ -20,7 +20,7 @@ from cotenant.repository import (
     model_names,
 )
 from cotenant.repository.application_spec import Source, read_application
-from cotenant.serve.opener.served_application import fit
+from cotenant.serve.models.served_application import fit
 from cotenant.wire.api import ModelMetadata, ServeError, Status, TensorSpec
 from repositories import config, scaled, write_model
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from cotenant.core.events import TimerFired
-from cotenant.serve.brain.awake import KernelWish, keep_awake
+from cotenant.serve.engine.awake import KernelWish, keep_awake
 
 WAIT_S = 30.0
 ANY_US = 2_000_000_000
@@ -31,7 +31,7 @@ class Wishes:
 
 
 def made(hold_s: float, wishes: Wishes, monkeypatch: pytest.MonkeyPatch, folder: Path, driver: str | None) -> object:
-    monkeypatch.setattr("cotenant.serve.brain.awake.KernelWish", lambda _: wishes)
+    monkeypatch.setattr("cotenant.serve.engine.awake.KernelWish", lambda _: wishes)
     if driver is not None:
         (folder / "driver").write_text(driver + "\n")
     awake = keep_awake(hold_s, folder / "device", folder / "driver")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cotenant.serve.brain import clock as clock_module
-from cotenant.serve.brain.clock import RealClock, VirtualClock
+from cotenant.serve.engine import clock as clock_module
+from cotenant.serve.engine.clock import RealClock, VirtualClock
 
 WAIT_S = 10.0
 

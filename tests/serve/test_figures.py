@@ -30,10 +30,10 @@ from cotenant.core.actions import Respond
 from cotenant.core.events import AnswerLate, ApplicationEnded, QueryArrived, QueryCancelled, QueryRefused, TenantRemoved
 from cotenant.measure import loader
 from cotenant.metrics import is_apart
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.counters import Counters, TenantCounters
-from cotenant.serve.brain.slo_watch import SloWatch, Turn, log_turns, turn_text
-from cotenant.serve.door.http_protocol import readable_since
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.counters import Counters, TenantCounters
+from cotenant.serve.engine.slo_watch import SloWatch, Turn, log_turns, turn_text
+from cotenant.serve.frontend.http_protocol import readable_since
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult

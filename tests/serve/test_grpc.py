@@ -18,9 +18,9 @@ from google.protobuf import descriptor_pool
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from cotenant.errors import CotenantError
-from cotenant.serve.door.call_threads import CallThreads
-from cotenant.serve.door.grpc_server import GrpcServer
-from cotenant.serve.door.grpc_stream import Stream
+from cotenant.serve.frontend.call_threads import CallThreads
+from cotenant.serve.frontend.grpc_server import GrpcServer
+from cotenant.serve.frontend.grpc_stream import Stream
 from cotenant.types import Cause, Outcome
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.wire.codec import Limits

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from cotenant.serve.door.grpc_core import read_in_place
+from cotenant.serve.frontend.grpc_core import read_in_place
 
 SERVER = """
 import os, sys
 from importlib.metadata import version
-from cotenant.serve.door.grpc_core import read_in_place
+from cotenant.serve.frontend.grpc_core import read_in_place
 read_in_place(os.environ, version("grpcio"))
 assert "grpc" not in sys.modules
 import grpc

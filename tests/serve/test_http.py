@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from cotenant.errors import CotenantError
-from cotenant.serve.door.http_routes import Endpoint, Router
-from cotenant.serve.door.http_server import HttpServer
+from cotenant.serve.frontend.http_routes import Endpoint, Router
+from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.wire import codec_http
 from cotenant.wire.codec import Limits, encode_raw
 from fake_backend import CountingBackend, FakeBackend, sample, serving

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.serve.door import http_server
+from cotenant.serve.frontend import http_server
 from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend, FakeBackend, serving
 

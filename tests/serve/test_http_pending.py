@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.serve.door.http_pending import PendingReplies
+from cotenant.serve.frontend.http_pending import PendingReplies
 from cotenant.types import Outcome
 from cotenant.wire.api import InferResult
 

@@ -15,8 +15,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cotenant.serve.door.call_threads import LoopThreads
-from cotenant.serve.door.load_line import MOST_IN_LINE, LoadLine
+from cotenant.serve.frontend.call_threads import LoopThreads
+from cotenant.serve.frontend.load_line import MOST_IN_LINE, LoadLine
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
 from fake_backend import FakeBackend, serving

@@ -18,8 +18,8 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import TenantResumed, TenantSuspended
 from cotenant.measure import opening
 from cotenant.measure.merging import is_same_answer
-from cotenant.serve.door.http_control import OF_MODEL
-from cotenant.serve.door.http_routes import Endpoint, HttpRoute
+from cotenant.serve.frontend.http_control import OF_MODEL
+from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferResult
 from repositories import config, scaled, write_model

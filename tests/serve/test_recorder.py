@@ -16,7 +16,7 @@ import pytest
 from cotenant import shortages
 from cotenant.core.events import DrainStarted
 from cotenant.policies.registry import make_policy
-from cotenant.serve.brain.clock import VirtualClock
+from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.recorder import Recorder
 from cotenant.shortages import Resource
 from cotenant.trace import read

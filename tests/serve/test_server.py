@@ -32,7 +32,7 @@ from cotenant.measure import loader
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
-from cotenant.serve.opener import served_models as models_module
+from cotenant.serve.models import served_models as models_module
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, LossCause, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status

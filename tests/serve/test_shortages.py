@@ -33,7 +33,7 @@ from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.worker.limits import WorkerLimits
-from cotenant.serve.door.call_threads import CallThreads, LoopThreads
+from cotenant.serve.frontend.call_threads import CallThreads, LoopThreads
 from cotenant.serve.server import Server
 from cotenant.shortages import Resource
 from fake_backend import CountingBackend, FakeBackend, Ports, serving

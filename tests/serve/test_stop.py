@@ -277,7 +277,15 @@ def test_a_load_whose_worker_is_killed_is_unavailable_and_what_ran_goes_on(
 
 # --- signals ----------------------------------------------------------------------------------------------------------
 
-MOMENTS = ("typer", "msgspec", "cotenant.cli.plan", "cotenant.cli.app", "numpy", "grpc", "cotenant.wire.codec")
+MOMENTS = (
+    "typer",
+    "msgspec",
+    "cotenant.cli.profile",
+    "cotenant.cli.app",
+    "numpy",
+    "grpc",
+    "cotenant.wire.codec",
+)
 
 
 def at_import(root: Path, moment: str, number: int) -> tuple[int, str]:

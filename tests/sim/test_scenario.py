@@ -22,7 +22,7 @@ from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.load.clients import ModelInfo
 from cotenant.load.errors import LoadError
 from cotenant.load.request_samples import sample_pool
-from cotenant.predict.groups.grouped import FittedGroups
+from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.margin import NO_MARGIN
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
@@ -317,7 +317,11 @@ class Crowding(FittedGroups):
 def test_groups_of_a_plan_are_believed_and_played_as_they_were_measured(scenario: Scenario, times: float) -> None:
     pair = (Slot("add_sub", 4, 40.0, 1, 1), Slot("eye", 1, 8.0, 1, 1))
     made = replace(
-        scenario, lanes=ONE_LANE, rounds=(Round(100 * MS, pair),), groups=Crowding(scenario, times), plays_groups=True
+        scenario,
+        lanes=ONE_LANE,
+        plans={"rounds": (Round(100 * MS, pair),)},
+        groups=Crowding(scenario, times),
+        plays_groups=True,
     )
     launches: dict[int, list[Launch]] = {}
     took: dict[int, int] = {}

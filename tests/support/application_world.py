@@ -14,16 +14,16 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.protocol import Timing
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.online import OnlineModel
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.repository.application_spec import ApplicationSpec, Source, StageSpec
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.counters import Counters
-from cotenant.serve.brain.driver import Driver
-from cotenant.serve.brain.flows import Flows
-from cotenant.serve.opener.served_application import ServedApplication, fit
-from cotenant.serve.opener.served_models import QueryForm
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.counters import Counters
+from cotenant.serve.engine.driver import Driver
+from cotenant.serve.engine.flows import Flows
+from cotenant.serve.models.served_application import ServedApplication, fit
+from cotenant.serve.models.served_models import QueryForm
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.trace import TraceWriter, header
 from cotenant.types import Outcome, StageQuery, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
@@ -80,7 +80,7 @@ PLANS = (
 
 def with_plans(policy: str, lanes: tuple[Share, ...], drop: DropRule) -> Policy:
     """A policy by its name; one that follows joint plans has some."""
-    made: Policy = POLICIES[policy](lanes, drop)
+    made: Policy = policy_class(policy)(lanes, drop)
     return replace(made, joint_plans=PLANS) if hasattr(made, "joint_plans") else made  # type: ignore[type-var]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.profile.coruns import ANTAGONIST, CoRunRow, Timed
+from cotenant.techniques.partitions.coruns import ANTAGONIST, CoRunRow, Timed
 from scenario import MS
 
 

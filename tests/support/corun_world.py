@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 
-from cotenant.predict.interference.factors import Interference, PressureInterference
-from cotenant.predict.interference.interference_fit import fit_pressure
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.predict.factors import Interference, PressureInterference
+from cotenant.techniques.partitions.predict.interference_fit import fit_pressure
 
 MODELS = ("a", "b", "c", "d")
 BATCHES = (1, 4, 16)

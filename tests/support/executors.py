@@ -28,7 +28,7 @@ from cotenant.execute.torch.model import TorchModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.repository.formats import Arithmetic
-from cotenant.serve.brain.clock import RealClock
+from cotenant.serve.engine.clock import RealClock
 from cotenant.work import Share, Work
 from cotenant.world.contention import Contention, ContentionWorld, Traffic
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.serve.door.grpc_server import GrpcServer
-from cotenant.serve.door.http_server import HttpServer
+from cotenant.serve.frontend.grpc_server import GrpcServer
+from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.api import (
     Backend,

@@ -12,7 +12,7 @@ from cotenant.core.actions import Action
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate

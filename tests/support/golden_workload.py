@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
+from bench._clockwork import Clockwork
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies.layer_block.published import LayerBlock
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.policies.overlap.control import Overlap
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Round, Slot
 from scenario import MS, ONE_LANE, TWO_LANES

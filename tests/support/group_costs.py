@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import CoRunner
-from cotenant.predict.interference.factors import Interference
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import CoRunner
+from cotenant.techniques.partitions.predict.factors import Interference
 
 MS = 1_000_000
 

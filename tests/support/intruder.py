@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.driver import Driver
 
 
 class Intruder:

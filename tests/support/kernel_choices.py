@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.execute.compiled.choice import FORMAT, ChosenKernels, KernelChoice, choice_path, save_choice, store_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.execute.choice import (
+    FORMAT,
+    ChosenKernels,
+    KernelChoice,
+    choice_path,
+    save_choice,
+)
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import store_of
 from kernels import a_compiler
 
 

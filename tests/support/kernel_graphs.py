@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.execute.compiled.choice import runtime_of, store_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
 from kernels import a_compiler
 
 SIZE = 12

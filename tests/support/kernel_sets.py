@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.profile.kernel_table import KernelTable, runs_of
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.kernel_table import KernelTable, runs_of
+from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 
 
 def random_table(rng: random.Random, name: str, units: int, batch: int) -> KernelTable:

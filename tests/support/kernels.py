@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cotenant.compile.errors import CompileError
-from cotenant.compile.packing import Array
-from cotenant.compile.problem import Activation, Problem
-from cotenant.compile.store import Store
-from cotenant.compile.target import Target, this_maker, this_target
-from cotenant.compile.toolchain import Compiler, find_compiler
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.packing import Array
+from cotenant.techniques.layer_blocks.compile.problem import Activation, Problem
+from cotenant.techniques.layer_blocks.compile.store import Store
+from cotenant.techniques.layer_blocks.compile.target import Target, this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import Compiler, find_compiler
 
 ERF = np.vectorize(math.erf, otypes=[np.float64])
 

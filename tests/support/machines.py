@@ -36,7 +36,8 @@ from cotenant.core.events import (
 )
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
-from cotenant.execute.batches import Batches, BatchTensors, joined
+from cotenant.execute.batches import Batches, BatchTensors
+from cotenant.execute.runner import joined
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
 
 MODELS = ("a", "b", "c")
 BATCHES = (1, 2, 4, 8, 16, 32)

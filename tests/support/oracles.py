@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load
 from cotenant.work import Work
 
 

@@ -16,8 +16,8 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Tensors
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Machine

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import onnx
 
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Dfg, Operator, Tensor, build_dfg
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.profile.unit_placement import UnitPlacement, device_names, runs_of
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.unit_placement import UnitPlacement, device_names, runs_of
 from onnx_samples import Sketch, info
 
 WIDTH = 4
+
+
+def open_placed(path: Path, **given: Any) -> PlacedModel:
+    """A model of ONNX that placements can be told to."""
+    return PlacedModel(SegmentedModel.open(path, **given))
 
 
 def random_model(seed: int, size: int) -> onnx.ModelProto:
@@ -36,7 +44,7 @@ def random_model(seed: int, size: int) -> onnx.ModelProto:
     return s.model(inputs, [info(name, ["rows", WIDTH]) for name in outputs])
 
 
-def random_placement(model: SegmentedModel, seed: int, cores: int) -> UnitPlacement:
+def random_placement(model: PlacedModel, seed: int, cores: int) -> UnitPlacement:
     """Any order in which units can run, in streaks on devices."""
     rng = Random(seed)
     dfg = model.dfg
@@ -53,7 +61,7 @@ def random_placement(model: SegmentedModel, seed: int, cores: int) -> UnitPlacem
     return placement(model, order, cores)
 
 
-def placement(model: SegmentedModel, units: list[tuple[str, str]], cores: int = 2) -> UnitPlacement:
+def placement(model: PlacedModel, units: list[tuple[str, str]], cores: int = 2) -> UnitPlacement:
     return UnitPlacement(model.name, model.graph_path.parent.name, cores, 0, 0, 0, runs_of(units))
 
 

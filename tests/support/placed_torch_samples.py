@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
-from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, runs_of
+from cotenant.execute.torch.model import TorchModel
+from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
+from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, runs_of
 from cotenant.work import Share
 from torch_samples import saved
 
@@ -16,6 +18,11 @@ SHARE = Share((0, 1, 2, 3), "cuda:0")
 WIDTH = 4
 BRANCHES = (2, 4, 5, 6, 13)
 """Units for the cores: three read the stem, one's result is read before and behind another that the join waits for."""
+
+
+def open_placed_torch(path: Path, **given: Any) -> PlacedTorch:
+    """A torch model that placements can be told to."""
+    return PlacedTorch(TorchModel.open(path, **given))
 
 
 class Wide(nn.Module):

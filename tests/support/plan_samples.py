@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import CoRunner, DeviceType, Load
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import CoRunner, DeviceType, Load
 
 GIB = 1 << 30
 MS = 1_000_000

@@ -20,12 +20,12 @@ from typing import Any
 
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.snapshot import DropRule
-from cotenant.plan.check import worst_factor
-from cotenant.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, Plan
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
+from cotenant.techniques.partitions.plan.check import worst_factor
+from cotenant.techniques.partitions.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, Plan
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot, Work
 from cotenant.world.simulated import WorldEvent

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.registry import options_of
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -37,9 +37,9 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
 
 def policy_of(name: str, lanes: tuple[Share, ...], drop: DropRule, preempt: bool, stretch: float) -> Policy:
     """Any policy from those of the options that it has which most have in common."""
-    known = options_of(POLICIES[name])
+    known = options_of(policy_class(name))
     given = {"preempt": preempt, "stretch": stretch}
-    return POLICIES[name](lanes, drop, **{option: value for option, value in given.items() if option in known})  # type: ignore[no-any-return]
+    return policy_class(name)(lanes, drop, **{option: value for option, value in given.items() if option in known})  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.task_graph import (
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
     TaskDevice,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cotenant.profile.task_profile import DeviceTimes, ModelTasks, UnitTensor
+from cotenant.techniques.placement.task_profile import DeviceTimes, ModelTasks, UnitTensor
 
 US = 1000
 

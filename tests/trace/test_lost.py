@@ -92,7 +92,7 @@ def test_who_asks_for_four_times_his_share_loses_by_that_and_the_others_by_him(g
 
 @pytest.mark.parametrize(
     ("policy", "drop"),
-    [("fcfs", DropRule.NONE), ("sjf", DropRule.EXPIRED), ("clockwork", DropRule.HOPELESS)],
+    [("fcfs", DropRule.NONE), ("sjf", DropRule.EXPIRED)],
 )
 def test_a_burst_is_named_under_other_policies(policy: str, drop: DropRule) -> None:
     burst = [replace_query(query, 8_000_000_000) for query in arrivals({"text": 400.0}, 1.0, seed=2)]
@@ -131,7 +131,7 @@ def test_nothing_is_lost_of_what_is_in_time() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    st.sampled_from(["edf", "sjf", "fcfs", "clockwork"]),
+    st.sampled_from(["edf", "sjf", "fcfs", "most"]),
     st.sampled_from(DropRule),
     st.integers(0, 99),
     st.lists(st.floats(0.1, 6.0), min_size=4, max_size=4),

@@ -16,11 +16,11 @@ from cotenant import trace
 from cotenant.core.actions import Action, Respond
 from cotenant.core.events import Event
 from cotenant.errors import InvalidValueError
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query
 from cotenant.work import Machine, Share, Work
@@ -327,7 +327,7 @@ def test_simulator_and_server_write_the_same_log(bandwidth: int) -> None:
 
     def parts() -> tuple[Engine, ContentionWorld]:
         tables = TablePredictor(PARITY_TABLES)
-        engine = Engine(TENANTS, POLICIES["edf"](TWO_LANES), tables, Machine.cpu(CORES))
+        engine = Engine(TENANTS, policy_class("edf")(TWO_LANES), tables, Machine.cpu(CORES))
         return engine, ContentionWorld(tables, contention, noise=0.2, failure_rate=0.05, seed=9)
 
     lines: tuple[list[bytes], list[bytes]] = [], []

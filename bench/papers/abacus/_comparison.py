@@ -25,11 +25,11 @@ from bench.papers.abacus._bound import merging_gain, most_in_time, prices_ms
 from bench.papers.abacus._experiment import Contender, Setting
 from cotenant.core.predictor import GroupPredictor
 from cotenant.core.snapshot import DropRule
-from cotenant.predict.groups.grouped import GroupedPredictor
-from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import TenantFacts
-from cotenant.predict.groups.overlap_fit import fit_overlap
-from cotenant.profile.group_samples import GroupSample
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
+from cotenant.techniques.overlap.predict.overlap_fit import fit_overlap
 
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 COUNT, QUICK_COUNT = 2000, 600

@@ -15,8 +15,8 @@ from bench.papers.abacus._bound import prices_ms
 from bench.papers.abacus._experiment import RATES, Contender, Result, Setting, is_held
 from bench.papers.abacus._slices import Slice
 from cotenant.core.predictor import Group, GroupPredictor, Member
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.types import CoRunner, Costs, DeviceType, Infeasible, Load, Plan
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.types import CoRunner, Costs, DeviceType, Infeasible, Load, Plan
 from cotenant.work import Work
 
 _MEAN_ROWS = statistics.mean(BATCHES)

@@ -15,10 +15,10 @@ from cotenant.core.engine import Engine
 from cotenant.core.predictor import GroupPredictor
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.metrics import percentile_ns
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.policies.overlap.control import Overlap
 from cotenant.sim.driver import simulate
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 
@@ -44,7 +44,7 @@ class Contender:
         lanes = tuple(Share((slot,), "a100") for slot in range(slots))
         if self.policy == Overlap.name:
             return Overlap(lanes, self.drop, repeat=False)  # the network was made for distinct models
-        cls = POLICIES[self.policy]
+        cls = policy_class(self.policy)
         assert issubclass(cls, ListPolicy)
         return cls((Share(tuple(range(slots)), "a100"),), self.drop, cautious=False)  # as published
 

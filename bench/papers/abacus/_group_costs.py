@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from bench.papers.abacus._a100 import A100, BATCHES, NS_PER_MS, padded
 from cotenant.core.predictor import Member
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import CoRunner, DeviceType
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import CoRunner, DeviceType
 from cotenant.work import Work
 
 DEVICE = DeviceType("a100", ((100,),), 40 << 30)

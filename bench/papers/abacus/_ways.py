@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.policies.desk import NEVER_NS
-from cotenant.policies.overlap.group_choice import Choice
-from cotenant.policies.overlap.group_cuts import coarse
-from cotenant.policies.overlap.group_jobs import Candidate, Job, jobs_of
-from cotenant.policies.overlap.group_splits import Splits
+from cotenant.techniques.overlap.policy.group_choice import Choice
+from cotenant.techniques.overlap.policy.group_cuts import coarse
+from cotenant.techniques.overlap.policy.group_jobs import Candidate, Job, jobs_of
+from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.work import Share
 
 _AT_ONCE = 4096

@@ -27,13 +27,13 @@ from bench.decision import WAITING, setting
 from cotenant.core.actions import Action, Launch
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived
-from cotenant.measure.group_sampler import sample_groups
-from cotenant.policies.overlap.control import Overlap
-from cotenant.predict.groups.grouped import GroupedPredictor
-from cotenant.predict.groups.overlap_features import TenantFacts
-from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.group_samples import GroupSample
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.measure.group_sampler import sample_groups
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
 

@@ -41,7 +41,7 @@ from bench.papers.abacus._comparison import (
     show_rates,
 )
 from bench.papers.abacus._experiment import DECISION_NS
-from cotenant.predict.groups.overlap_features import paper_features
+from cotenant.techniques.overlap.predict.overlap_features import paper_features
 
 NAME = "abacus-many"
 GOALS = {

@@ -29,12 +29,12 @@ from rich.table import Table
 
 from bench.papers.abacus._a100 import A100, NS_PER_MS, targets_ms
 from bench.papers.abacus._group_costs import DEVICE, NetworkCosts, latency_ns
-from cotenant.plan.assess import violations
-from cotenant.plan.file import PlanFile, Request, parse_plan, plan_text
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import WithoutGroups
-from cotenant.plan.types import Costs, Load, Plan
-from cotenant.sim.planned import simulate_plan
+from cotenant.techniques.partitions.plan.assess import violations
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan, plan_text
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import WithoutGroups
+from cotenant.techniques.partitions.plan.types import Costs, Load, Plan
+from cotenant.techniques.partitions.world import simulate_plan
 from cotenant.work import Work
 
 NAME = "partition-overlap"

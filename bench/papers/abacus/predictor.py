@@ -24,13 +24,13 @@ from bench._data import Headline, paper_figure, read_rows
 from bench.papers.abacus._a100 import A100, BATCHES
 from bench.papers.abacus._floor import monotone_floor
 from cotenant.core.predictor import Group, Member
-from cotenant.measure.group_sampler import sample_groups
-from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import TenantFacts, paper_features
-from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
-from cotenant.predict.groups.overlap_net import Monotone
-from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.measure.group_sampler import sample_groups
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts, paper_features
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
+from cotenant.techniques.overlap.predict.overlap_net import Monotone
 from cotenant.types import Tenant
 from cotenant.work import Work
 

@@ -35,9 +35,9 @@ from bench._server import cache_folder
 from bench._tenants import Contender, Inputs, closed_loop, ours, prepare, sample_all, send_load, warm_up
 from bench.peers import mlserver_process as mlserver
 from cotenant.config import load_server_config
-from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
+from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.workload import for_capacity
 
 NAME = "abacus-real"

@@ -35,13 +35,14 @@ from bench.papers.abacus._divisions import Divided, World, as_planned, part_of, 
 from bench.papers.abacus._experiment import Contender
 from bench.papers.abacus._slices import SIZES, TARGETS, Slice
 from cotenant import core
-from cotenant import plan as planning
 from cotenant.core.predictor import GroupPredictor
 from cotenant.core.snapshot import DropRule
-from cotenant.plan import search
-from cotenant.plan.types import Plan
-from cotenant.policies import ordered, overlap
-from cotenant.predict import groups
+from cotenant.policies import ordered
+from cotenant.techniques.overlap import policy as overlap
+from cotenant.techniques.overlap import predict as groups
+from cotenant.techniques.partitions import plan as planning
+from cotenant.techniques.partitions.plan import search
+from cotenant.techniques.partitions.plan.types import Plan
 
 NAME = "abacus-slices"
 SEEDS, QUICK_SEEDS = (1, 2), (1,)

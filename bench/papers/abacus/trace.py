@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench import _clockwork  # noqa: F401 - registers the policy
 from bench._data import Headline, paper_figure, read_rows
 from bench.papers.abacus._a100 import A100, BATCHES, FOUR, files_of
 from bench.papers.abacus._bound import prices_ms

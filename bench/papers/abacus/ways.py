@@ -38,10 +38,10 @@ from bench.papers.abacus._experiment import Contender, Setting
 from bench.papers.abacus._ways import Asked, Published, exhaustive, search_all, value_of
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies.overlap.control import Overlap
-from cotenant.policies.overlap.group_choice import Choice
-from cotenant.policies.overlap.group_search import find_group
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.group_choice import Choice
+from cotenant.techniques.overlap.policy.group_search import find_group
 from cotenant.work import Share, Work
 
 NAME = "abacus-ways"

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from bench.papers.gacer._joint_run import JointWorld
+from bench.papers.gacer._kernel_world import SLOTS, KernelCosts, KernelDevice
 from bench.papers.gacer._sets import JointSet
 from bench.papers.gacer._worlds import Drawn
-from cotenant.plan.granularity.bounds import bound_of
-from cotenant.plan.granularity.published import Published
-from cotenant.plan.granularity.search import JointSearch
-from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
-from cotenant.profile.joint_plan import JointPlan
-from cotenant.profile.kernel_table import Column, KernelTable
-from cotenant.world.joint_run import JointWorld
-from cotenant.world.kernels import SLOTS, KernelCosts, KernelDevice
-from cotenant.world.many_core_rules import FULL
+from cotenant.techniques.granularity.joint_plan import JointPlan
+from cotenant.techniques.granularity.kernel_table import Column, KernelTable
+from cotenant.techniques.granularity.plan.bounds import bound_of
+from cotenant.techniques.granularity.plan.published import Published
+from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
+from cotenant.techniques.layer_blocks.world.many_core_rules import FULL
 
 TIME_ERROR, NEED_ERROR = 0.15, 0.20
 """Deviations of the logarithm, of beliefs that are called robust."""

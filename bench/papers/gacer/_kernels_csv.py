@@ -23,7 +23,7 @@ from bench._csv_rows import csv_rows
 from bench._registry import BenchError
 from bench.papers.gacer._gpus import Gpu
 from bench.papers.gacer._worlds import Drawn
-from cotenant.profile.kernel_table import Column, KernelTable, runs_of
+from cotenant.techniques.granularity.kernel_table import Column, KernelTable, runs_of
 
 _COLUMNS = ("model", "batch", "kernel", "duration_us", "sm_needed", "bound")
 _DRAWS = {"compute": (1.0, 0.3), "memory": (0.1, 1.0), "unknown": (0.5, 0.5)}

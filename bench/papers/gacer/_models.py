@@ -24,7 +24,7 @@ import numpy as np
 from bench.papers.gacer._gpus import Gpu
 from bench.papers.gacer._worlds import TILES, Drawn
 from bench.papers.gacer._zoo_kernels import ZooKernel, zoo_kernels
-from cotenant.profile.kernel_table import Column, KernelTable
+from cotenant.techniques.granularity.kernel_table import Column, KernelTable
 
 _THIN, _THIN_ROOM, _THIN_HEIGHT = (8, 64), 8, 32
 _SPLITS = (1, 2, 4, 8)

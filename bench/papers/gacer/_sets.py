@@ -14,7 +14,7 @@ from bench.papers.gacer._kernels_csv import Measured, measured_table, read_kerne
 from bench.papers.gacer._models import model_table
 from bench.papers.gacer._worlds import Drawn
 from bench.papers.gacer._zoo_kernels import PAPER_NAMES
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.kernel_table import KernelTable
 
 BATCHES = {"LSTM": "batch size language model", "BST": "batch size recommendation model"}
 _VISION = "batch size vision models"

@@ -1,6 +1,6 @@
 """Worlds drawn from seeds: what the paper does not say of its cards, kernels and hosts, over plausible ranges.
 
-Of the card and how it runs kernels that meet (`world/kernels.py`):
+Of the card and how it runs kernels that meet (`_kernel_world.py`):
 
 * admission: whole, in order, or shared. NVIDIA does not say how blocks of several streams are handed out; "in order"
   is what is commonly observed, "whole" is how the paper draws it (section 4.1).
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.world.kernels import Admission, KernelDevice
+from bench.papers.gacer._kernel_world import Admission, KernelDevice
 
 TILES = (((128, 128), 2), ((128, 64), 4), ((64, 64), 4))
 """Height, width, and blocks that an SM has room for: of the last two as measured, of the first by registers."""

@@ -18,7 +18,7 @@ The shapes that the paper leaves open: pictures of 224 x 224; the LSTM is our cl
 layers of 512, embedding 256); BST is the paper's of that name with 20 clicks before the target, width 64, one block of
 8 heads, and an MLP of 1024, 512 and 256.
 
-`python -m bench.papers.gacer._zoo_kernels FOLDER` writes the tables again from `cotenant zoo build`'s files in FOLDER.
+`python -m bench.papers.gacer._zoo_kernels FOLDER` writes the tables again from `python -m bench.zoo`'s files in FOLDER.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ from bench._campaign import digest_of, run_all
 from bench._data import read_rows
 from bench._registry import BenchError
 from bench.papers.gacer._gpus import GPUS
+from bench.papers.gacer._joint_run import JointWorld
 from bench.papers.gacer._judge import PUBLISHED, rules_of
 from bench.papers.gacer._models import model_table
 from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import Drawn, draw
 from bench.papers.gacer.sets import FIRST_WORLD, SOURCES, WORLDS
-from cotenant.predict.occupancy.evaluator import JointEvaluator
-from cotenant.profile.joint_plan import Chunk, JointPlan
-from cotenant.profile.kernel_table import KernelTable
-from cotenant.world.joint_run import JointWorld
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 
 NAME = "gacer-granularity"
 SETS = ("ALEX+V16+R18", "R50+V16+M3", "R101+D121+M3")

@@ -36,6 +36,7 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import cache_folder
+from bench.zoo.repository import build_repository
 from cotenant.core.actions import Launch
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import LoadSpec, Timing
@@ -45,7 +46,6 @@ from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import open_version
 from cotenant.repository import find_versions
 from cotenant.work import Share, Work
-from cotenant.zoo.torch.torch_repository import build_repository
 
 NAME = "gacer-real-cpu"
 SEED = 1

@@ -21,12 +21,12 @@ from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import draw
 from bench.papers.gacer._zoo_kernels import PAPER_NAMES
 from bench.papers.gacer.sets import geomean
-from cotenant.plan.granularity.planner import JointPlanner, JointProgress
-from cotenant.plan.granularity.published import Descent, JointObjective, Published
-from cotenant.plan.granularity.search import JointSearch
-from cotenant.predict.occupancy.evaluator import PLAIN, JointEvaluator, Kernels, best_kernels
-from cotenant.predict.occupancy.rules import Occupancy
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.plan.planner import JointPlanner, JointProgress
+from cotenant.techniques.granularity.plan.published import Descent, JointObjective, Published
+from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, Kernels, best_kernels
+from cotenant.techniques.granularity.predict.rules import Occupancy
 
 NAME = "gacer-search"
 ROUNDS = 2000

@@ -31,7 +31,9 @@ from bench._campaign import digest_of, run_all
 from bench._data import Headline
 from bench._registry import BenchError
 from bench.papers.gacer._gpus import GPUS
+from bench.papers.gacer._joint_run import JointWorld
 from bench.papers.gacer._judge import Effort, rules_of
+from bench.papers.gacer._kernel_world import KernelDevice, KernelWorld
 from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import Drawn, draw
 from bench.papers.gacer.sets import FIRST_WORLD, SOURCES
@@ -40,18 +42,16 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived, QueryWithdrawn
 from cotenant.core.snapshot import Policy
-from cotenant.plan.granularity.search import JointSearch
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import JointMember, JointPlan
-from cotenant.profile.kernel_table import KernelTable
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
-from cotenant.world.joint_run import JointWorld
-from cotenant.world.kernels import KernelDevice, KernelWorld
 
 NAME = "gacer-serving"
 WORLDS, QUICK_WORLDS = 24, 2

@@ -31,16 +31,14 @@ from bench.papers.gacer._gpus import GPUS, V100, Gpu
 from bench.papers.gacer._judge import OURS, Effort, judge_set
 from bench.papers.gacer._sets import JointSet, given_sets, paper_sets, v100_sets
 from bench.papers.gacer._worlds import Drawn, draw
-from cotenant.plan import granularity
-from cotenant.predict import occupancy
-from cotenant.world import joint_run
-from cotenant.world import kernels as kernel_world
+from cotenant.techniques.granularity import plan as granularity
+from cotenant.techniques.granularity import predict as occupancy
 
 NAME = "gacer-sets"
 WORLDS, QUICK_WORLDS = 48, 2
 FIRST_WORLD = 0
 QUICK = Effort(500, 600, 2)
-SOURCES: tuple[ModuleType, ...] = (gacer, granularity, occupancy, joint_run, kernel_world)
+SOURCES: tuple[ModuleType, ...] = (gacer, granularity, occupancy)
 SHOWN = ("streams", "spatial", "temporal", "both", OURS, "robust", "bound")
 GRAPHS = replace(GPUS[0], name="Titan V, graphs")
 GRAPHS_US = 1.25

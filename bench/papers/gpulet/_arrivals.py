@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.types import NS_PER_S
+from cotenant.techniques.partitions.plan.types import NS_PER_S
 
 Times = npt.NDArray[np.int64]
 RateCurve = Sequence[tuple[int, float]]

@@ -16,8 +16,8 @@ from bench.papers.gpulet._tables_csv import (
     read_latencies,
     read_models,
 )
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import NS_PER_MS, DeviceType, Load
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType, Load
 
 GPU = "2080ti"
 Files = tuple[Path, Path | None, Path | None, Path | None]

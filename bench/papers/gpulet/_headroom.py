@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from bench.papers.gpulet._simulate import Simulated, simulate_plan
 from cotenant.errors import InvalidValueError
-from cotenant.plan.application import Application
-from cotenant.plan.poisson_headroom import with_poisson_headroom
-from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Infeasible, Load, Plan, Planner
+from cotenant.techniques.partitions.plan.application import Application
+from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
+from cotenant.techniques.partitions.plan.types import NS_PER_S, Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 _MOST_GROWTH = 0.4
 _SHRINK = 0.7

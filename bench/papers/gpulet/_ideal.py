@@ -25,20 +25,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.errors import InvalidValueError
-from cotenant.plan.elastic import MOST_MODELS, Elastic
-from cotenant.plan.rounds import Curve, Demand, RoundCache, round_cache_of
-from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, device_plan
-from cotenant.plan.search.local_search import SERVED
-from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.types import (
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.elastic import MOST_MODELS, Elastic
+from cotenant.techniques.partitions.plan.rounds import Curve, Demand, RoundCache, round_cache_of
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, device_plan
+from cotenant.techniques.partitions.plan.search.local_search import SERVED
+from cotenant.techniques.partitions.plan.search.opt_bound import Bound
+from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     Costs,
     DeviceType,
     Infeasible,
     Load,
     Plan,
-    PlanError,
     checked,
     padded,
 )

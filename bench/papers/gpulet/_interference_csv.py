@@ -16,7 +16,7 @@ from pathlib import Path
 from bench._csv_rows import csv_rows
 from bench.papers.gpulet._linear import WHOLE, LinearConstants, Utilisation
 from cotenant.errors import CotenantError
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
 
 _SEVERAL = "+"
 

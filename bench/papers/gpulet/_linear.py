@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.errors import InvalidValueError
-from cotenant.predict.interference.factors import Known, Scores, Surface
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.predict.factors import Known, Scores, Surface
 
 WHOLE = 0
 """Size under which `Utilisation.of` takes figures of the undivided device."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.elastic import MOST_MODELS
-from cotenant.plan.partial_plan import PartialPlan, diagnose, impossible_alone
-from cotenant.plan.rounds import Demand, round_cache_of
-from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
+from cotenant.techniques.partitions.plan.elastic import MOST_MODELS
+from cotenant.techniques.partitions.plan.partial_plan import PartialPlan, diagnose, impossible_alone
+from cotenant.techniques.partitions.plan.rounds import Demand, round_cache_of
+from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.papers.gpulet._ideal import Ideal
 from bench.papers.gpulet._nexus import SquishyBinPacking
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.planners import register
-from cotenant.plan.types import Planner
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.planners import register
+from cotenant.techniques.partitions.plan.types import Planner
 
 
 def greedy(headroom: float = 0.0, *, knee_only: bool = False) -> Elastic:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
-from cotenant.plan.types import CoRunner, Costs
+from cotenant.techniques.partitions.plan.types import CoRunner, Costs
 from cotenant.work import Slot, Work
 
 DROPPED = -1

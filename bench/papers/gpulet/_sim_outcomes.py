@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.papers.gpulet._arrivals import Times
-from cotenant.plan.types import Plan
+from cotenant.techniques.partitions.plan.types import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 from bench.papers.gpulet._arrivals import Times
 from bench.papers.gpulet._sim_lanes import DROPPED, NEVER, Finish, Lane, Lanes, LaneSlot, Queue
 from bench.papers.gpulet._sim_outcomes import Answers, PartitionUse, PlanChange, Simulated, TenantOutcome
-from cotenant.plan.application import Application, Stage
-from cotenant.plan.types import Costs, DevicePlan, DeviceType, Load, Plan, PlanError
+from cotenant.errors import PlanError
+from cotenant.techniques.partitions.plan.application import Application, Stage
+from cotenant.techniques.partitions.plan.types import Costs, DevicePlan, DeviceType, Load, Plan
 
 _CYCLE = 1024
 """Rows after which the turns of devices repeat, for rows that come one by one."""

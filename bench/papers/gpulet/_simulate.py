@@ -19,9 +19,9 @@ from bench.papers.gpulet._arrivals import Times, poisson_arrivals
 from bench.papers.gpulet._sim_lanes import NEVER, Lanes
 from bench.papers.gpulet._sim_outcomes import Answers, PartitionUse, PlanChange, Simulated, TenantOutcome
 from bench.papers.gpulet._sim_world import World
-from cotenant.errors import InvalidValueError
-from cotenant.plan.application import Application
-from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, Plan, PlanError, checked
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.application import Application
+from cotenant.techniques.partitions.plan.types import NS_PER_S, Costs, DeviceType, Load, Plan, checked
 
 __all__ = ["Answers", "PartitionUse", "PlanChange", "Simulated", "TenantOutcome", "simulate_plan"]
 

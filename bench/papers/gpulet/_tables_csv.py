@@ -11,10 +11,11 @@ from pathlib import Path
 from bench._csv_rows import csv_rows
 from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
 from bench.papers.gpulet._linear import LinearInterference
-from cotenant.plan.file import KnownTenant
-from cotenant.plan.sources import ProfileCosts
-from cotenant.plan.types import NS_PER_MS, PlanError
-from cotenant.predict.interference.factors import Interference
+from cotenant.errors import PlanError
+from cotenant.techniques.partitions.plan.file import KnownTenant
+from cotenant.techniques.partitions.plan.sources import ProfileCosts
+from cotenant.techniques.partitions.plan.types import NS_PER_MS
+from cotenant.techniques.partitions.predict.factors import Interference
 
 BYTES_PER_MB = 1 << 20
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from bench._data import read_rows
 from bench._registry import BenchError
 from bench.papers.gpulet._data import Gpu
-from cotenant.plan.application import Application, Stage, stage_loads
-from cotenant.plan.types import Load
+from cotenant.techniques.partitions.plan.application import Application, Stage, stage_loads
+from cotenant.techniques.partitions.plan.types import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from bench._data import Headline, paper_figure
 from bench.papers.gpulet._interference_csv import read_constants, read_coruns, read_solo, read_utilisation
 from bench.papers.gpulet._interference_page import ErrorCurve, write_interference_report
 from bench.papers.gpulet._linear import LinearInterference, Utilisation, fit_linear
-from cotenant.predict.interference.factors import Interference
-from cotenant.predict.interference.interference_fit import fit_pressure
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.predict.factors import Interference
+from cotenant.techniques.partitions.predict.interference_fit import fit_pressure
 
 NAME = "gpulet-interference"
 SEEDS = (1, 2, 3, 4, 5)

@@ -24,12 +24,12 @@ from rich.table import Table
 from bench._data import Headline, paper_figure
 from bench.papers.gpulet._data import OURS, Gpu, read_gpu
 from bench.papers.gpulet._planners import baselines
-from cotenant.plan.check import check_plan
-from cotenant.plan.planners import is_blind
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.planners import is_blind
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import CoRunner, Costs, Load, Plan, Planner
 from cotenant.work import Work
 
 NAME = "planner"

@@ -29,13 +29,13 @@ from bench.papers.gpulet._ideal import Ideal
 from bench.papers.gpulet._planners import baselines
 from bench.papers.gpulet._simulate import simulate_plan
 from bench.papers.gpulet._workloads import Workload, read_specloads
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.planners import is_blind
-from cotenant.plan.poisson_headroom import with_poisson_headroom
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import (
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.planners import is_blind
+from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     DevicePlan,
     DeviceType,

@@ -35,13 +35,15 @@ from bench._tenants import Contender, Inputs, ours, prepare, sample_all, set_slo
 from bench.papers.gpulet._simulate import simulate_plan
 from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
-from cotenant.plan.check import check_plan
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.planners import make_planner
-from cotenant.plan.poisson_headroom import with_poisson_headroom
-from cotenant.plan.rounds import Demand, RoundCache
-from cotenant.plan.sources import CostBasis, costs_of_repository
-from cotenant.plan.types import (
+from cotenant.profile.profile_file import load_profile
+from cotenant.repository import coruns_path, profile_path
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.planners import make_planner
+from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
+from cotenant.techniques.partitions.plan.rounds import Demand, RoundCache
+from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repository
+from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     Costs,
     DevicePlan,
@@ -53,8 +55,6 @@ from cotenant.plan.types import (
     Planner,
     Slot,
 )
-from cotenant.profile.profile_file import load_profile
-from cotenant.repository import coruns_path, profile_path
 from cotenant.work import Work
 from cotenant.workload import for_capacity
 

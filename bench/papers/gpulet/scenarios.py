@@ -29,11 +29,11 @@ from bench._registry import BenchError
 from bench.papers.gpulet._data import OURS, Files, Gpu, read_gpu
 from bench.papers.gpulet._ideal import Ideal
 from bench.papers.gpulet._planners import baselines
-from cotenant.plan.check import check_plan
-from cotenant.plan.planners import is_blind
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import Infeasible, Planner
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.planners import is_blind
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import Infeasible, Planner
 
 NAME = "gpulet-scenarios"
 DEVICES = 4

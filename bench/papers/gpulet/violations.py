@@ -34,12 +34,12 @@ from bench.papers.gpulet._interference_csv import read_coruns, read_solo, read_u
 from bench.papers.gpulet._linear import fit_linear
 from bench.papers.gpulet._simulate import simulate_plan
 from bench.papers.gpulet._workloads import Workload, read_specloads
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.poisson_headroom import with_poisson_headroom
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import NS_PER_S, CoRunner, Costs, Infeasible, Load, Plan
-from cotenant.predict.interference.factors import Interference
-from cotenant.predict.interference.interference_fit import fit_pressure
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, Infeasible, Load, Plan
+from cotenant.techniques.partitions.predict.factors import Interference
+from cotenant.techniques.partitions.predict.interference_fit import fit_pressure
 
 NAME = "gpulet-violations"
 DEVICES = 4

@@ -31,12 +31,12 @@ from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
 from bench.papers.gpulet._wave_page import Line, write_wave
 from bench.papers.gpulet._workloads import read_specloads
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.poisson_headroom import with_poisson_headroom
-from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tracking import RateVerdict, Tracker, TrackingSettings, compare_rates
-from cotenant.plan.types import NS_PER_S, DeviceType, Load, Plan, Planner
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
+from cotenant.techniques.partitions.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.tracking import RateVerdict, Tracker, TrackingSettings, compare_rates
+from cotenant.techniques.partitions.plan.types import NS_PER_S, DeviceType, Load, Plan, Planner
 
 NAME = "gpulet-wave"
 PAPER_VIOLATIONS = paper_figure("gpu-let", "Fig 14", "scen3, 8 GPUs, 3200 s", "SLO violation, below")

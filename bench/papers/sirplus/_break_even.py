@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.papers.sirplus._detectors import DetectorWorld, detector_units, task_graph
-from cotenant.plan.placement.contract import blocks_of
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.plan.placement.overflow import FANS
+from cotenant.techniques.placement.plan.contract import blocks_of
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.overflow import FANS
 
 LAUNCHES_US = (1.0, 2.0, 5.0, 8.0, 12.0)
 CROSSINGS_US = (5.0, 10.0, 20.0, 50.0, 200.0)

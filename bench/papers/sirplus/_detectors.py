@@ -22,7 +22,14 @@ from functools import cache
 from random import Random
 
 from bench.papers.sirplus._zoo_graphs import branches, computing, zoo_operators
-from cotenant.plan.placement.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor, TransferMode
+from cotenant.techniques.placement.plan.task_graph import (
+    DeviceLink,
+    GraphTask,
+    TaskDevice,
+    TaskGraph,
+    TaskTensor,
+    TransferMode,
+)
 
 BASELINE_MS = {"faster_rcnn": 69.9, "mask_rcnn": 70.4, "ssd": 62.1, "resnet50": 7.0}
 """The paper's executions on one GPU; ResNet-50, which it does not time, as quick as such a GPU is."""

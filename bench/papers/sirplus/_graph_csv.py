@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench._registry import BenchError
-from cotenant.plan.placement.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
 
 TASK_COLUMNS = ("task", "device", "ms")
 EDGE_COLUMNS = ("from", "to", "bytes")

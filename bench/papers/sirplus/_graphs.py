@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from cotenant.plan.placement.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
 
 DEVICES = (TaskDevice("gpu"), TaskDevice("cpu"))
 LINKS = (DeviceLink("gpu", "cpu", 12e9, 10_000), DeviceLink("cpu", "gpu", 12e9, 10_000))

@@ -14,9 +14,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
-from cotenant.plan.placement.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
 
 CLOCK = "clock"
 Times = NDArray[np.int64]

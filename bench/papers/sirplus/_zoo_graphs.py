@@ -5,7 +5,7 @@ multiply-adds, bytes of weights, what it reads and the bytes of what it makes. `
 number of the output where it is not the first; inputs of the graph are left out.
 
 `python -m bench.papers.sirplus._zoo_graphs FOLDER` writes the tables again from a repository that
-`cotenant zoo build` made in FOLDER.
+`python -m bench.zoo` made in FOLDER.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from cotenant.execute.concurrent.piece_run import PieceRun
-from cotenant.execute.concurrent.pieces import PlacedPiece
-from cotenant.execute.concurrent.placed_model import PlacedModel
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.place import CorePlace
 from cotenant.execute.threads.lanes import Lane
-from cotenant.profile.unit_placement import UnitPlacement, runs_of
+from cotenant.techniques.placement.execute.piece_run import PieceRun
+from cotenant.techniques.placement.execute.pieces import PlacedPiece
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 from cotenant.work import Share
 
 SEED = 1
@@ -97,7 +98,7 @@ def _chain(cores: tuple[int, ...], turns: int) -> tuple[list[float], list[float]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chain.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        with PlacedModel.open(path) as model, CorePlace().at(Share(cores)):
+        with PlacedModel(SegmentedModel.open(path)) as model, CorePlace().at(Share(cores)):
             units = runs_of([(name, "cpu:0") for name in model.dfg.unit_names])
             model.place(UnitPlacement("chain", model.graph_path.parent.name, 2, 0, 0, 0, units))
             feeds = {"x0": np.ones((1, _WIDTH), np.float32)}

@@ -27,10 +27,10 @@ from bench._data import Headline, paper_figure, read_rows
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._stream import QueryStream
 from cotenant.machine_code import has_compiler
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.overflow import Goal, OverflowSearch, PlacementGoal
-from cotenant.plan.placement.strategies import CommSlowdown, Sequential, makespan_ns, sequential_ns
-from cotenant.plan.placement.task_graph import TransferMode
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
+from cotenant.techniques.placement.plan.strategies import CommSlowdown, Sequential, makespan_ns, sequential_ns
+from cotenant.techniques.placement.plan.task_graph import TransferMode
 
 NAME = "sirplus-load"
 HEADLINES = (

@@ -25,15 +25,16 @@ from bench._registry import BenchError
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._graph_csv import read_graph
 from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
+from bench.papers.sirplus._milp import MixedInteger
+from cotenant.errors import PlanError
 from cotenant.machine_code import has_compiler
-from cotenant.plan.placement.exact import IntervalSearch, MixedInteger
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan, Timeline
-from cotenant.plan.placement.heft import Heft
-from cotenant.plan.placement.overflow import FoundPlacement, OverflowSearch
-from cotenant.plan.placement.strategies import CommSlowdown, PlacementStrategy, Sequential, sequential_ns
-from cotenant.plan.placement.task_graph import TransferMode
-from cotenant.plan.placement.verify import violations
-from cotenant.plan.types import PlanError
+from cotenant.techniques.placement.plan.exact import IntervalSearch
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
+from cotenant.techniques.placement.plan.heft import Heft
+from cotenant.techniques.placement.plan.overflow import FoundPlacement, OverflowSearch
+from cotenant.techniques.placement.plan.strategies import CommSlowdown, PlacementStrategy, Sequential, sequential_ns
+from cotenant.techniques.placement.plan.task_graph import TransferMode
+from cotenant.techniques.placement.plan.verify import violations
 
 NAME = "sirplus-optimality"
 SEEDS = (11, 12, 13, 14, 15)

@@ -28,25 +28,25 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
-from cotenant.execute.concurrent.placed_model import PlacedModel
+from bench.zoo.repository import build_repository
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.place import CorePlace
 from cotenant.execute.runner import to_numpy
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
-from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.overflow import OverflowSearch, PlacementGoal
-from cotenant.plan.placement.overview import LEAST_GAIN_PCT
-from cotenant.plan.placement.placed_units import placement_of
-from cotenant.plan.placement.profiled import graph_of
-from cotenant.plan.placement.task_graph import TaskGraph
-from cotenant.profile.task_profile import ModelTasks
-from cotenant.profile.unit_placement import UnitPlacement, whole_name
 from cotenant.repository import find_versions
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.overflow import OverflowSearch, PlacementGoal
+from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT
+from cotenant.techniques.placement.plan.placed_units import placement_of
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.plan.task_graph import TaskGraph
+from cotenant.techniques.placement.task_profile import ModelTasks
+from cotenant.techniques.placement.unit_placement import UnitPlacement, whole_name
 from cotenant.work import Share
-from cotenant.zoo.torch.torch_repository import build_repository
 
 NAME = "sirplus-real"
 HEADLINES = (
@@ -150,8 +150,8 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         whole = (0, runner.unit_count)
 
         def sequential(threads: Any) -> Call:
-            SegmentedModel.prepare(runner, [whole], threads)
-            return lambda: to_numpy(SegmentedModel.run(runner, *whole, feeds, threads))
+            runner.inner.prepare([whole], threads)
+            return lambda: to_numpy(runner.inner.run(*whole, feeds, threads))
 
         def by(placed: PlacedModel) -> Call:
             placed.prepare([whole], share.cores)
@@ -161,7 +161,7 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         pieces = {"sequential": 1}
         others = []
         for way, placement in plans.items():
-            model = PlacedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name)
+            model = PlacedModel(SegmentedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name))
             others.append(model)
             model.place(placement)
             pieces[way] = len(model.pieces(share.size))

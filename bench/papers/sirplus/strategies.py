@@ -27,11 +27,11 @@ from rich.table import Table
 from bench._data import Headline, paper_figure, read_rows
 from bench.papers.sirplus._break_even import break_even, show_break_even
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.kernels import IMPOSSIBLE
-from cotenant.plan.placement.overflow import Goal, OverflowSearch, PlacementGoal, noisy, usual_plans
-from cotenant.plan.placement.strategies import Sequential, sequential_ns, waits_ns
-from cotenant.plan.placement.task_graph import TransferMode
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE
+from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal, noisy, usual_plans
+from cotenant.techniques.placement.plan.strategies import Sequential, sequential_ns, waits_ns
+from cotenant.techniques.placement.plan.task_graph import TransferMode
 
 NAME = "sirplus-strategies"
 HEADLINES = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bench._campaign import digest_of
 from bench.papers import veltair
-from cotenant.policies import layer_block
 from cotenant.profile import version_table
-from cotenant.world import many_core_rules
+from cotenant.techniques.layer_blocks import policy as layer_block
+from cotenant.techniques.layer_blocks.world import many_core_rules
 
 
 def key_of(data_dir: Path, profile: Path | None) -> str:

@@ -15,7 +15,7 @@ from bench.papers.veltair._models import Model, rates_of
 from bench.papers.veltair._play import Arrivals, Played, Stage, arrivals
 from bench.papers.veltair._worlds import CORES
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block.published import BlockPolicy
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 
 WITHIN = 0.95
 """The part of the queries of *every* model that has to be in time."""

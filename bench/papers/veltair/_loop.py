@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.policies.layer_block.rules import (
+from bench.papers.veltair._baseline_rules import decide_prema, decide_whole
+from cotenant.techniques.layer_blocks.policy.rules import (
     ACTS,
     ARRIVAL,
     CORES,
@@ -33,16 +34,16 @@ from cotenant.policies.layer_block.rules import (
     WAITS,
     WANTED,
 )
-from cotenant.policies.layer_block.rules_blocks import decide_blocks, decide_prema
-from cotenant.policies.layer_block.rules_slack import decide_slack
-from cotenant.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
+from cotenant.techniques.layer_blocks.policy.rules_blocks import decide_blocks
+from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack
+from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 
 NEVER = 1 << 62
 ANSWERED, LATE, REJECTED, DROPPED = range(4)
 """Outcomes."""
 NONE, EXPIRED, HOPELESS = range(3)
 """Drop rules."""
-BLOCKS, PREMA, SLACK = range(3)
+BLOCKS, PREMA, SLACK, WHOLE = range(4)
 """Families of rules."""
 HELD, LAUNCHES, CONFLICTS, DECISIONS, GROWTHS, UNITS = range(6)
 VERSIONS_FROM = 8
@@ -225,11 +226,15 @@ def play(
                     jobs[FIELDS * row + CORES] = ones(had_low[row] & free_low) + ones(had_high[row] & free_high)
             if family == BLOCKS:
                 made = decide_blocks(
-                    ints[0], ints[1], ints[2] > 0, floats[0], ints[3] > 0, ints[4] > 0, drops, now, free, total,
+                    ints[0], ints[1] > 0, ints[2] > 0, floats[0], ints[3] > 0, ints[4] > 0, drops, now, free, total,
                     bandwidth, beside, dims, spans, moved, tight, averages, jobs, rows, out,
                 )  # fmt: skip
             elif family == PREMA:
                 made = decide_prema(ints[0], drops, now, free, total, dims, spans, jobs, rows, out)
+            elif family == WHOLE:
+                made = decide_whole(
+                    floats[0], drops, now, free, total, bandwidth, beside, dims, spans, moved, jobs, rows, out
+                )
             else:
                 made = decide_slack(
                     floats, drops, now, free, total, bandwidth, beside, plans, dims, spans, moved, plan_ends, widths,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.compile.problem import Problem
-from cotenant.compile.trial import Trial
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 PACKAGE = "onednn-cpu-gomp"
 # As `oneapi/dnnl/dnnl_types.h` of version 3 has them.

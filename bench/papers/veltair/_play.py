@@ -12,23 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.papers.veltair import _loop
+from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._models import Efficiency, Model
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block import rules_blocks
-from cotenant.policies.layer_block.published import (
-    BlockPolicy,
-    FixedBlocks,
-    LayerBlock,
-    LayerWise,
-    ModelWise,
-    Prema,
-    Variant,
-)
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.policies.layer_block.tables import PRICES, SWITCH_NS, choices_of
 from cotenant.profile.version_table import UnitCosts
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
+from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.policy.tables import PRICES, SWITCH_NS, choices_of
 from cotenant.work import Share
 
 LANES = tuple(Share((core,)) for core in range(CORES))
@@ -39,7 +33,7 @@ _DROPS = {DropRule.NONE: _loop.NONE, DropRule.EXPIRED: _loop.EXPIRED, DropRule.H
 @cache
 def compiled() -> tuple[ModuleType, ModuleType, ModuleType]:
     """The loop, and the rules that fill tables."""
-    rules = "cotenant.policies.layer_block."
+    rules = "cotenant.techniques.layer_blocks.policy."
     return loaded(_loop.__name__), loaded(rules + "rules"), loaded(rules + "rules_slack")
 
 
@@ -121,14 +115,14 @@ class Stage:
         elif isinstance(policy, SlackBlocks):
             family, floats = _loop.SLACK, list(policy.knobs(int(min(self.slo))))
         elif isinstance(policy, ModelWise):
-            ints = [rules_blocks.WHOLE, 0, 0, 0, 0]
+            family = _loop.WHOLE
         elif isinstance(policy, LayerWise):
-            ints = [rules_blocks.LAYERS, 0, 0, policy.replan, 0]
+            ints = [1, True, False, policy.replan, False]
         elif isinstance(policy, FixedBlocks):
-            ints = [rules_blocks.FIXED_BLOCKS, policy.units, 0, policy.replan, 0]
+            ints = [policy.units, False, False, policy.replan, False]
         elif isinstance(policy, LayerBlock):
-            kind = rules_blocks.LAYERS if policy.variant is Variant.AC else rules_blocks.DYNAMIC
-            ints = [kind, 0, policy.capped, policy.replan, adapts]
+            by_layer = policy.variant is Variant.AC
+            ints = [1 if by_layer else ALGORITHM_2, by_layer, policy.capped, policy.replan, adapts]
         tight, averages = np.zeros((1, 1)), none
         plans: list[Any] = [none] * 5
         if family == _loop.BLOCKS:

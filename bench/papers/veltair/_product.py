@@ -14,9 +14,9 @@ from cotenant.core.engine import Engine
 from cotenant.core.predictor import Spans
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.sim.driver import simulate
+from cotenant.techniques.layer_blocks.world.many_core import ManyCore, ManyCoreWorld
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import CPU, Machine, Work
-from cotenant.world.many_core import ManyCore, ManyCoreWorld
 
 _OUTCOMES = {
     Outcome.ANSWERED: ANSWERED,

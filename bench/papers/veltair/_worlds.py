@@ -34,9 +34,14 @@ from bench._registry import BenchError
 from bench.papers.veltair._models import REFERENCE, TABLE_2, Efficiency, Layer, Model, Profile, read_models
 from cotenant.core.actions import Launch
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.techniques.layer_blocks.world.many_core import (
+    MEAN_CONFLICT_NS,
+    MEDIAN_CONFLICT_NS,
+    ManyCore,
+    ManyCoreWorld,
+)
+from cotenant.techniques.layer_blocks.world.many_core_rules import moved_bytes, slices_of
 from cotenant.work import Share, Work
-from cotenant.world.many_core import MEAN_CONFLICT_NS, MEDIAN_CONFLICT_NS, ManyCore, ManyCoreWorld
-from cotenant.world.many_core_rules import moved_bytes, slices_of
 
 CORES = 64
 LEVELS = 6

@@ -19,14 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.store import Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.trial import Trial
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.target import this_target
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 TVM_TRIALS = 2
+TVM_PACKAGES = "apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
+"""Releases whose interfaces the search uses; 0.3 GB."""
 _REST_S = 0.004
 """After a turn on several cores: threads that wait for more work spin so long at most."""
 
@@ -117,24 +116,19 @@ def _onednn(_: Sequence[int], __: Path) -> Opener | str:
 
 def _tvm(cores: Sequence[int], folder: Path) -> Opener | str:
     if importlib.util.find_spec("tvm") is None:
-        return "pip install 'cotenant[tvm]'"
-    from cotenant.compile.tvm.backend import TvmSearch
-
-    backend = TvmSearch()
+        return f"pip install {TVM_PACKAGES}"
+    from bench.papers.veltair import _tvm, _tvm_tuning
 
     def opened(problem: Problem, may_search: bool) -> Callable[[], object]:
-        store = Store(folder, this_target(), this_maker())
-        deadline = float("inf") if may_search else 0.0
-        if not may_search and not store.candidates(problem, "tvm"):
+        target = this_target()
+        if not may_search and not _tvm.is_tuned(problem, target, folder):
             raise RuntimeError("not tuned before")
-        backend.use_cores(cores[:1])
-        best = search(problem, store, backend, SearchEffort(TVM_TRIALS, deadline))[0]
-        backend.use_cores(cores)
-        call, out = backend.call(best, store, backend.arguments(problem, store))
-        call()
-        got = out.numpy().transpose(0, 3, 1, 2).reshape(-1, problem.out_height, problem.out_width)
-        _check(problem, Trial(problem, store.target.lanes), got[: problem.filters])
-        return call
+        found = _tvm.TvmKernel(problem, target, folder, TVM_TRIALS if may_search else 1)
+        _tvm_tuning.use_cores(cores)
+        found.call()
+        got = found.out.numpy().transpose(0, 3, 1, 2).reshape(-1, problem.out_height, problem.out_width)
+        _check(problem, Trial(problem, target.lanes), got[: problem.filters])
+        return found.call
 
     return opened
 

@@ -26,7 +26,7 @@ from bench.papers.veltair._models import REFERENCE, TABLE_2, Efficiency, Model, 
 from bench.papers.veltair._play import Arrivals, Stage, arrivals, warm_up
 from bench.papers.veltair._worlds import Drawn, kept_worlds, tables_of
 from bench.papers.veltair.qps import CONTENDERS, FIRST_WORLD, OURS
-from cotenant.policies.layer_block.published import BlockPolicy
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 
 NAME = "veltair-granularity"
 RATES = (50, 100, 150, 200, 250, 300)

@@ -1,8 +1,9 @@
 """Generated kernels beside onnxruntime: every distinct convolution of ResNet-50 and MobileNet-V2, and whole models.
 
 A layer runs with what is fused to it. onnxruntime gets the same operator in the form its optimiser gives it (its own
-blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (extra tvm,
-the best of a few trials of its search) run beside them in processes of their own, where they are installed: yardsticks.
+blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (package
+apache-tvm, the best of a few trials of its search) run beside them in processes of their own, where they are installed:
+yardsticks.
 Runs alternate, each after one that is not timed; figures are lower quartiles: of CPU time on one core, of wall time on
 two. Kernels are the fastest of some candidates; they are kept in the user's cache.
 """
@@ -25,20 +26,20 @@ from rich.table import Table
 from bench._server import cache_folder
 from bench.papers.veltair._yardstick import TVM_TRIALS, Yardstick, timed
 from cotenant import zoo
-from cotenant.compile.backend import CANDIDATES, SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.native import KernelStep, Runtime
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.selection import pick
-from cotenant.compile.store import KernelCandidate, Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.toolchain import find_compiler
-from cotenant.compile.trial import Trial
-from cotenant.execute.compiled.choice import runtime_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
+from cotenant.techniques.layer_blocks.compile.native import KernelStep, Runtime
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import pick
+from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.compile.trial import Trial
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, version_of
 
 NAME = "veltair-kernels"
 SEED = 1
@@ -117,7 +118,7 @@ class _Others:
     def __init__(self, folder: Path, cores: Sequence[int], *, may_search: bool) -> None:
         self._may_search = may_search
         self._made = {
-            (name, count): Yardstick(name, cores[:count], folder / "store")
+            (name, count): Yardstick(name, cores[:count], folder / name)
             for name in YARDSTICKS
             for count in (1, 2)[: len(cores)]
         }

@@ -16,17 +16,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench import zoo as networks
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.compile.toolchain import find_compiler
-from cotenant.execute.compiled.choice import runtime_of, store_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
-from cotenant.zoo import torch as networks
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
 
 NAME = "veltair-models"
 SEED = 1

@@ -17,15 +17,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.papers.veltair._baselines import LayerWise
 from bench.papers.veltair._models import Efficiency, Model, read_models
 from bench.papers.veltair._play import LANES, arrivals
 from bench.papers.veltair._product import Beliefs, Timed, play_product
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
-from cotenant.policies.layer_block.published import BlockPolicy, LayerBlock, LayerWise
-from cotenant.policies.layer_block.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
-from cotenant.policies.layer_block.rules_blocks import DYNAMIC, next_block
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.world.many_core import ManyCore
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock
+from cotenant.techniques.layer_blocks.policy.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
+from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2, next_block
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.world.many_core import ManyCore
 
 NAME = "veltair-overhead"
 UNITS = 300
@@ -100,7 +102,7 @@ def block_formation_us(drawn: Drawn, base: Model, made: Efficiency, rounds: int 
     for _ in range(rounds):
         began = time.thread_time_ns()
         next_block(
-            DYNAMIC, 0, False, dims, [spans.ns], [tight], [averages], jobs, 4, 0, 0, CORES, 0.6, True, True, 0.3,
+            ALGORITHM_2, False, dims, [spans.ns], [tight], [averages], jobs, 4, 0, 0, CORES, 0.6, True, True, 0.3,
         )  # fmt: skip
         taken.append(time.thread_time_ns() - began)
     return float(np.median(taken)) / 1e3

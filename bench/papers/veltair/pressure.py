@@ -22,18 +22,18 @@ from rich.table import Table
 from bench._registry import BenchError
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.compile.backend import CANDIDATES, SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.selection import WITHIN, least_regret
-from cotenant.compile.store import Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.toolchain import find_compiler
-from cotenant.execute.compiled.choice import runtime_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.threads.lanes import pin
-from cotenant.measure.version_pressure import LEVELS, pressure_bench, versions_by_level
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import WITHIN, least_regret
+from cotenant.techniques.layer_blocks.compile.store import Store
+from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of
+from cotenant.techniques.layer_blocks.measure.version_pressure import LEVELS, pressure_bench, versions_by_level
 
 NAME = "veltair-pressure"
 SHOWN = (256, 256, 14, 14, (3, 3))

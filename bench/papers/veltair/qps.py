@@ -22,6 +22,7 @@ from rich.table import Column, Table
 from bench._campaign import run_all
 from bench._data import Headline, paper_figure
 from bench.papers.veltair import _loop
+from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._campaign import key_of
 from bench.papers.veltair._capacity import (
     PAPER_TARGETS,
@@ -36,16 +37,9 @@ from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, r
 from bench.papers.veltair._play import LANES, Arrivals, Stage, warm_up
 from bench.papers.veltair._worlds import VERSIONS, Drawn, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block.published import (
-    BlockPolicy,
-    FixedBlocks,
-    LayerBlock,
-    LayerWise,
-    ModelWise,
-    Prema,
-    Variant,
-)
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 
 NAME = "veltair-qps"
 HEADLINES = (

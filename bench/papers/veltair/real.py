@@ -28,14 +28,14 @@ from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import SAMPLES, Contender, Inputs, closed_loop, core_times, ours, send_load, warm_up
+from bench.zoo.repository import build_repository
 from cotenant.config import load_server_config
-from cotenant.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
-from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.measure.sweep import served_shares
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
+from cotenant.techniques.layer_blocks.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
+from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.workload import for_capacity
-from cotenant.zoo.torch.torch_repository import build_repository
 
 NAME = "veltair-real"
 MODELS, QUICK_MODELS = ("resnet50", "googlenet", "mobilenet_v2"), ("googlenet", "mobilenet_v2")

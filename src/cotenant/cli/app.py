@@ -1,28 +1,14 @@
-"""All commands, in the order in which a newcomer needs them."""
+"""All commands, those of techniques and of other packages included, in the order in which a newcomer needs them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from cotenant import __version__
-from cotenant.cli import (
-    bound,
-    cluster,
-    compiling,
-    demo,
-    devices,
-    explain,
-    load,
-    models,
-    plan,
-    profile,
-    replay,
-    serve,
-    simulate,
-    zoo,
-)
+from cotenant import __version__, registry
+from cotenant.cli import bound, demo, devices, explain, load, models, plan, profile, replay, serve, simulate
+from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
     name="cotenant",
@@ -50,17 +36,29 @@ def _main(
     """Options of all commands."""
 
 
-app.command("demo")(demo.demo)
-app.command("devices")(devices.devices)
-app.command("models")(models.models)
-app.command("profile")(profile.profile)
-app.command("compile")(compiling.compile_)
-app.command("plan")(plan.plan)
-app.command("serve")(serve.serve)
-app.command("load")(load.load)
-app.command("simulate")(simulate.simulate)
-app.command("explain")(explain.explain)
-app.command("bound")(bound.bound)
-app.command("replay")(replay.replay)
-app.add_typer(cluster.cluster)
-app.add_typer(zoo.zoo)
+OWN = {
+    "demo": demo.demo,
+    "devices": devices.devices,
+    "models": models.models,
+    "profile": with_campaigns(profile.profile),
+    "plan": plan.plan,
+    "serve": serve.serve,
+    "load": load.load,
+    "simulate": simulate.simulate,
+    "explain": explain.explain,
+    "bound": bound.bound,
+    "replay": replay.replay,
+}
+ORDER = (*("demo", "devices", "models", "profile", "compile", "plan", "serve", "load", "simulate", "explain"), *OWN)
+"""Commands in the order of the help; others follow."""
+
+
+def _join(commands: dict[str, Any]) -> None:
+    for name in dict.fromkeys((*(each for each in ORDER if each in commands), *commands)):
+        if isinstance(commands[name], typer.Typer):
+            app.add_typer(commands[name], name=name)
+        else:
+            app.command(name)(commands[name])
+
+
+_join(registry.load_all(registry.COMMANDS) | OWN)

@@ -49,8 +49,8 @@ def explain(
 
 
 def _tell(query: int, path: Path, as_json: bool) -> None:
+    from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy
-    from cotenant.predict.groups.overlap_file import find_overlap
     from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
     from cotenant.trace.basis import GroupBeliefs
@@ -59,7 +59,7 @@ def _tell(query: int, path: Path, as_json: bool) -> None:
     from cotenant.types import Outcome
 
     head, records = read(path)
-    story = tell(records, query, GroupBeliefs(head, rebuild_policy, partial(find_overlap, path.parent)))
+    story = tell(records, query, GroupBeliefs(head, rebuild_policy, partial(group_models().find, path.parent)))
     sentences = story.sentences()
     if story.outcome != Outcome.ANSWERED:
         sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]

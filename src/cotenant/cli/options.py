@@ -16,14 +16,14 @@ from cotenant.config import ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
-from cotenant.policies import POLICIES
-from cotenant.policies.rounds.duty_cycle import DutyCycle
+from cotenant.policies import policy_names
+from cotenant.registry import POLICY_OF_PLANS
 from cotenant.repository import SERVER_FILE
 
 Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 PolicyName = Annotated[
-    str | None, typer.Option("--policy", help=f"Scheduling policy: {', '.join(sorted(POLICIES))}.", show_default=False)
+    str | None, typer.Option("--policy", help=f"Scheduling policy: {', '.join(policy_names())}.", show_default=False)
 ]
 Drop = Annotated[DropRule | None, typer.Option("--drop", help="When waiting queries are given up.", show_default=False)]
 Preempt = Annotated[
@@ -37,7 +37,7 @@ Cautious = Annotated[
     typer.Option(
         "--cautious/--no-cautious",
         help="Let queries that are sure to be in time go before doubtful ones.",
-        show_default="fcfs, sjf, clockwork: no, others: yes",
+        show_default="fcfs, sjf: no, others: yes",
     ),
 ]
 Lanes = Annotated[
@@ -136,7 +136,7 @@ def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({}))
     if "plan.file" not in chosen and settings.plan.file is not None:
         chosen["plan.file"] = str(root / settings.plan.file)
     if "plan.file" in chosen:
-        chosen.setdefault("policy.name", DutyCycle.name)
+        chosen.setdefault("policy.name", POLICY_OF_PLANS)
         if "device.lanes" in chosen:
             lanes = chosen["device.lanes"]
             raise ConfigError(f"device.lanes is {lanes!r}, but the plan {chosen['plan.file']} makes the lanes")

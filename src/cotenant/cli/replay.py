@@ -17,8 +17,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
+    from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy
-    from cotenant.predict.groups.overlap_file import find_overlap
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import trace_path
     from cotenant.trace import read, same_decisions
@@ -30,7 +30,7 @@ def replay(
     head, records = read(path)
     events = 0
     different: int | None = None
-    for record, line in replay_records(head, records, rebuild_policy, partial(find_overlap, path.parent)):
+    for record, line in replay_records(head, records, rebuild_policy, partial(group_models().find, path.parent)):
         events += 1
         if different is None and not same_decisions(record, line):
             different = record.time_ns

@@ -36,10 +36,10 @@ from cotenant.cli.signals import StopSignals
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
-    from cotenant.serve.brain.plan_lanes import ServedPlan
-    from cotenant.serve.door.grpc_server import GrpcServer
-    from cotenant.serve.door.http_server import HttpServer
+    from cotenant.serve.frontend.grpc_server import GrpcServer
+    from cotenant.serve.frontend.http_server import HttpServer
     from cotenant.serve.server import Server
+    from cotenant.serve.services import OpenedPlan
 
 _TRACE_LIMIT_BYTES = 1 << 30
 _LEAST_GRACE_S = 0.7
@@ -93,7 +93,7 @@ def _serve(
     repository: Path, chosen: dict[str, object], signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
 ) -> None:
     from cotenant.execute.gpu.queues import use_all_queues
-    from cotenant.serve.door.grpc_core import read_in_place
+    from cotenant.serve.frontend.grpc_core import read_in_place
 
     read_in_place(os.environ, version("grpcio"))  # before anything imports grpc
     use_all_queues(os.environ)
@@ -101,14 +101,14 @@ def _serve(
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.execute.sched_slice import SHORT_NS, set_slice
     from cotenant.log import log_to_stderr
-    from cotenant.measure.layout_facts import resolved
+    from cotenant.measure.group_models import resolved
     from cotenant.repository import model_names, trace_path
-    from cotenant.serve.brain.awake import keep_awake
-    from cotenant.serve.brain.replan import Replanner
-    from cotenant.serve.door.grpc_server import GrpcServer
-    from cotenant.serve.door.http_server import HttpServer
+    from cotenant.serve.engine.awake import keep_awake
+    from cotenant.serve.frontend.grpc_server import GrpcServer
+    from cotenant.serve.frontend.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
     from cotenant.serve.server import Server
+    from cotenant.serve.services import plan_files
     from cotenant.wire.codec import Limits
 
     log_to_stderr()
@@ -120,7 +120,7 @@ def _serve(
     policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
     settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
     server = Server(repository, settings, plan=laid.lanes if laid else None)
-    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan, stale=stale) if laid else None
+    replanner = plan_files().follow(server, laid, settings.plan, stale=stale) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
     http = HttpServer(server, section.host, section.http_port, limits)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
@@ -196,15 +196,15 @@ def _tell_hangup() -> None:
     )
 
 
-def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> ServedPlan | None:
+def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> OpenedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
     from cotenant.execute.layout import cores_alone
-    from cotenant.serve.brain.plan_lanes import Cores, open_plan
+    from cotenant.serve.services import plan_files
 
     if settings.plan.file is None:
         return None
-    place = Cores(cores_alone(settings.device, "plans are served"))
-    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository, stale=stale)
+    cores = cores_alone(settings.device, "plans are served")
+    return plan_files().open(settings.plan, cores, repository, stale=stale)
 
 
 def _flush() -> None:

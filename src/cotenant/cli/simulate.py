@@ -32,16 +32,15 @@ from cotenant.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from cotenant.core.actions import Action
     from cotenant.core.events import Event
-    from cotenant.predict.groups.overlap import OverlapPredictor
-    from cotenant.profile.joint_plan import JointPlan
+    from cotenant.predict.grouped import FittedGroups
     from cotenant.profile.profile_file import Profile
     from cotenant.sim.driver import Log
     from cotenant.trace.lost import LossAccount
-    from cotenant.work import Round, Share
+    from cotenant.work import Round
 
 
 class WorldKind(StrEnum):
@@ -92,10 +91,11 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
+    from cotenant import registry
     from cotenant.cli.console import console as make_console
     from cotenant.core.snapshot import goes_by_margin
     from cotenant.execute.layout import device_cores, lanes_of
-    from cotenant.measure.layout_facts import resolved_by
+    from cotenant.measure.group_models import group_models, resolved_by
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class, takes_rounds
     from cotenant.profile.profile_file import load_profile
@@ -104,7 +104,7 @@ def simulate(
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.repository.measured_content import changes, refuse_changes
-    from cotenant.serve.brain.plan_lanes import Cores, open_plan
+    from cotenant.serve.services import plan_files
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
@@ -132,13 +132,15 @@ def simulate(
     if settings.plan.file is None:
         partitions = lanes_of(settings.device, used)
     else:
-        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used), root=repository, stale=stale)
+        laid = plan_files().open(settings.plan, used, repository, stale=stale)
         partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
     profile = load_profile(profile_path(repository))
     changed = changes(repository, profile.contents, tenants_of(repository, spec))
     refuse_changes(changed, repository, stale=stale)
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
-    scenario = replace(scenario, rounds=rounds, plans=_plans(repository, profile, partitions))
+    kept = registry.load_all(registry.KEPT_PLANS)
+    plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
+    scenario = replace(scenario, plans={"rounds": rounds, **plans})
     named = str(chosen.pop("name", settings.policy.name))
     names = policy or [named]
     derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in names)
@@ -147,9 +149,7 @@ def simulate(
     fitted = _fitted(repository, profile) if derives or has_groups or world is WorldKind.GROUPS else None
     scenario = replace(scenario, groups=fitted, plays_groups=world is WorldKind.GROUPS)
     if trace is not None and fitted is not None:  # beside the trace, where a replay looks for it
-        from cotenant.predict.groups.overlap_file import keep_overlap
-
-        keep_overlap(trace.parent, fitted)
+        group_models().keep(trace.parent, fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is WorldKind.CONTENTION:
@@ -225,22 +225,14 @@ def _both(account: LossAccount, writer: Log | None) -> Log:
     return told
 
 
-def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:
-    """The plans of models that are there together that a repository keeps, and that hold for its profile and lanes."""
-    from cotenant.plan.granularity.kept import read_together, usable
-
-    graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
-    return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
-
-
-def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:
+def _fitted(root: Path, profile: Profile) -> FittedGroups | None:
     """The fitted predictor of groups; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
-    from cotenant.measure.groups import load_overlap
+    from cotenant.measure.group_models import group_models
     from cotenant.predict.conformal import SURE_QUANTILE
 
     try:
-        return load_overlap(root, profile, quantile=SURE_QUANTILE)
+        return group_models().load(root, profile, SURE_QUANTILE)
     except CotenantError as error:
         typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
         return None

@@ -28,8 +28,8 @@ from cotenant.cluster.node_plans import (
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, NodePlan, NodeReport
 from cotenant.errors import CotenantError
-from cotenant.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
-from cotenant.plan.types import Load
+from cotenant.techniques.partitions.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
+from cotenant.techniques.partitions.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
 _THREADS = 32

@@ -14,9 +14,9 @@ from aiohttp import web
 from cotenant.cluster.application_backend import NO_STATISTICS, NOT_LOADED_HERE, ApplicationBackend
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
-from cotenant.serve.door.http_app import HttpApp
-from cotenant.serve.door.http_control import OF_MODEL
-from cotenant.serve.door.http_routes import Endpoint, Router
+from cotenant.serve.frontend.http_app import HttpApp
+from cotenant.serve.frontend.http_control import OF_MODEL
+from cotenant.serve.frontend.http_routes import Endpoint, Router
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
 from cotenant.wire.ending import FAILURE, Ending

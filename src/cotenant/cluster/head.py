@@ -14,9 +14,10 @@ from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_home import remove_orphans
 from cotenant.cluster.types import Address, ClusterError, PlannedApplication
 from cotenant.config import load_server_config
-from cotenant.plan.types import DeviceType, Load, PlanError
+from cotenant.errors import PlanError
 from cotenant.repository import SERVER_FILE, readable_versions
 from cotenant.repository.application_spec import readable_applications
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 
 _log = logging.getLogger("cotenant.cluster")
 
@@ -56,11 +57,11 @@ def read_spec(
     file that cannot be used raises; and StaleProfileError for a model that changed since it was measured, which `stale`
     allows.
     """
-    from cotenant.plan.advice import all_loads
-    from cotenant.plan.file import read_request
-    from cotenant.plan.planners import make_planner
-    from cotenant.plan.sources import basis_of, read_profile_costs
-    from cotenant.serve.brain.plan_names import check_names, check_slos, shares_of, stage_tenants
+    from cotenant.techniques.partitions.plan.advice import all_loads
+    from cotenant.techniques.partitions.plan.file import read_request
+    from cotenant.techniques.partitions.plan.planners import make_planner
+    from cotenant.techniques.partitions.plan.sources import basis_of, read_profile_costs
+    from cotenant.techniques.partitions.serve.plan_names import check_names, check_slos, shares_of, stage_tenants
 
     repository = read_profile_costs(root) if profiles is None else None
     tables = repository or read_profile_costs(profiles or root)

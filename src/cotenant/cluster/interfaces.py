@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from cotenant.cluster.detector import DetectorSettings
 from cotenant.cluster.types import GatewayReport, Node, PlannedApplication, RoutingTable
-from cotenant.plan.follow import FollowSettings
-from cotenant.plan.types import Costs, DeviceType, Load, Planner
+from cotenant.techniques.partitions.plan.follow import FollowSettings
+from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Load, Planner
 
 
 class Fleet(Protocol):

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from cotenant.cluster.interfaces import Fleet
 from cotenant.cluster.types import Node
 from cotenant.errors import CotenantError
-from cotenant.plan.types import DeviceType
+from cotenant.techniques.partitions.plan.types import DeviceType
 
 PAUSE_NS = 5_000_000_000
 """Between the loss of a node, or a join that failed, and the next join."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cotenant.cluster.types import Counts, GatewayReport, NodeReport, Served
-from cotenant.plan.tracking import TrackedRate, Tracker, TrackingSettings
-from cotenant.plan.types import Load
+from cotenant.techniques.partitions.plan.tracking import TrackedRate, Tracker, TrackingSettings
+from cotenant.techniques.partitions.plan.types import Load
 
 
 class LoadMonitor:

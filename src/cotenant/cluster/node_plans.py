@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from cotenant.cluster.types import Address, Node, NodePlan, PlannedApplication, Route, RoutingTable
-from cotenant.plan.match import match
-from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
+from cotenant.errors import PlanError
+from cotenant.techniques.partitions.plan.match import match
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, Plan
 
 
 def inventory_of(nodes: Sequence[Node], running: Mapping[str, object], kinds: Mapping[str, DeviceType]) -> list[Node]:

@@ -26,11 +26,11 @@ from cotenant.cluster.node_home import NodeHome, remove_orphans
 from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport, Served
 from cotenant.config import load_server_config
 from cotenant.files import toml_text, write_whole
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.types import Plan
 from cotenant.repository import MEASURED, SERVER_FILE, STATE_FOLDER
-from cotenant.serve.brain.plan_names import slos_of
 from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.types import Plan
+from cotenant.techniques.partitions.serve.plan_names import slos_of
 
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0

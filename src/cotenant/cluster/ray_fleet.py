@@ -18,7 +18,7 @@ from typing import Any
 from cotenant.cluster.agent import Agent
 from cotenant.cluster.gateway import Gateway
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, RoutingTable
-from cotenant.plan.types import DeviceType
+from cotenant.techniques.partitions.plan.types import DeviceType
 
 NODE_LABEL = "cotenant-node"
 DEVICE_LABEL = "cotenant-device"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.cluster.interfaces import Change
 from cotenant.cluster.types import Address, Node, NodePlan, NodeReport, RoutingTable
-from cotenant.plan.follow import RunningPlan
-from cotenant.plan.types import DevicePlan
+from cotenant.techniques.partitions.plan.follow import RunningPlan
+from cotenant.techniques.partitions.plan.types import DevicePlan
 
 _CHANGES_KEPT = 50
 _MOST_SENT = 1024

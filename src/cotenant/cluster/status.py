@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cluster.types import Address, Counts, Node, NodePlan, NodeReport, PlannedApplication, RoutingTable
-from cotenant.plan.file import plan_tables
-from cotenant.plan.types import Load
+from cotenant.techniques.partitions.plan.file import plan_tables
+from cotenant.techniques.partitions.plan.types import Load
 
 if TYPE_CHECKING:
     from cotenant.cluster.load_monitor import LoadMonitor

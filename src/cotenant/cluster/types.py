@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
 from cotenant.errors import CotenantError
-from cotenant.plan.types import DevicePlan, DeviceType, Load
 from cotenant.repository.application_spec import ApplicationSpec
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load
 from cotenant.types import Outcome
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -279,6 +279,14 @@ class Policy(Protocol):
 def goes_by_margin(policy: Policy) -> bool:
     """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
     return policy.cautious and not policy.grouped
+
+
+@runtime_checkable
+class CuttingPolicy(Protocol):
+    """A policy that needs models to be left at units of its own choice."""
+
+    def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        """The units at which a tenant's model may be left, from those that it has anyway."""
 
 
 class GroupPolicy(Policy, Protocol):

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
-from cotenant.execute.place import CorePlace, Place
-from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
+from cotenant.execute.place import CorePlace
+from cotenant.execute.protocol import OnEnd, OnGrew, Place, Timing, WorkerStatus
 from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 

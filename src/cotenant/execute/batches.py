@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +11,12 @@ import numpy as np
 from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.parts import PartRows, Parts
-from cotenant.execute.protocol import Tensors
+from cotenant.execute.protocol import MOST_ANSWER_BYTES, Tensors
+from cotenant.execute.runner import Pieces, joined
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
-Pieces = Mapping[str, Sequence[Any]]
-"""Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
-
-MOST_ANSWER_BYTES = 2 << 30
-"""Outputs of one launch, at most, where no lower limit is set."""
 _REASON_CHARS = 300
 _TOLERANCE = 1e-2
 """Of the largest number of an output: other batches take other kernels, which round otherwise."""
@@ -270,11 +266,6 @@ def are_alike(expected: Any, got: Any, rtol: float = 0.0) -> bool:
         return bool((expected == got).all())
     largest = float(np.abs(expected).max(initial=0.0, where=~np.isinf(expected)))
     return bool(np.allclose(expected, got, rtol=rtol, atol=_TOLERANCE * largest, equal_nan=True))
-
-
-def joined(pieces: Sequence[Any]) -> Any:
-    """One array of all rows; the array itself where there is one alone."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def for_engine(array: Any) -> Any:

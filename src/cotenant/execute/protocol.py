@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy.typing as npt
 from msgspec import Struct
@@ -13,18 +15,37 @@ from msgspec import Struct
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
-from cotenant.work import Machine, PieceTime, Share
+from cotenant.execute.runner import Runner
+from cotenant.repository.formats import Arithmetic
+from cotenant.work import CPU, Machine, PieceTime, Share
 
-if TYPE_CHECKING:
-    from cotenant.execute.place import Place
-    from cotenant.execute.runner import Runner
-    from cotenant.execute.source import ModelSource
-
+MOST_ANSWER_BYTES = 2 << 30
+"""Outputs of one launch, at most, where no lower limit is set."""
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
 """What to load of a model: a number of threads, or cores, and the ranges of units to be run with them."""
 Shapes = Mapping[str, Sequence[int]]
 """Full shape of each input."""
+Followed = tuple[tuple[int, str], ...]
+"""What a model follows by a run strategy: sizes of shares, each with the digest of what it follows there."""
+Inputs = Mapping[str, Any]
+Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
+"""Runs ranges of units in turn in a share, the first on these inputs, and waits for what comes out of the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that was opened before, named by where its copies lie: what an executor loads without a look at it.
+
+    The file was at `path`, its graph is in `folder` of a cache. `follows` is what it is to follow, by run strategy.
+    """
+
+    path: Path
+    folder: Path
+    name: str
+    device: str = CPU
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    follows: Mapping[str, Followed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +154,37 @@ class WorkerStatus:
     start_ns: int = 0
     load_ns: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Place(Protocol):
+    """A device to measure on. `device` is where models have to be opened."""
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:N"."""
+
+    @property
+    def unit(self) -> str:
+        """What a share has some of, for messages."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether a batch runs as the next larger one of those that are measured."""
+
+    def runs_inline(self, share: Share) -> bool:
+        """Whether what runs in this share runs on the calling thread alone, so that its processor time tells all."""
+
+    def at(self, share: Share) -> AbstractContextManager[None]:
+        """Inside, the calling thread runs what it is given in this share."""
+
+    def ready(self, model: Runner, spec: LoadSpec) -> AbstractContextManager[Run]:
+        """A model as it is served, while the context lasts. Raises ModelError when it cannot be."""
+
+    def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
+        """Median latency of each unit in ns, run one by one."""
+
+    def floor_ns(self, share: Share) -> int:
+        """Median latency in ns of a launch that does nothing; 0 where nobody waits for a device."""
 
 
 class ModelExecutor(Executor, Protocol):

@@ -14,8 +14,7 @@ from pkgutil import resolve_name
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.execute.batches import MOST_ANSWER_BYTES
-from cotenant.execute.protocol import Layout, ModelExecutor
+from cotenant.execute.protocol import MOST_ANSWER_BYTES, Layout, ModelExecutor
 from cotenant.work import CPU, Share
 
 GROUP = "cotenant.executors"

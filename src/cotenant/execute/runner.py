@@ -1,22 +1,21 @@
-"""Models of any format behind one surface: what profiling, serving and worker processes ask of a model."""
+"""Models of any format behind one surface: what profiling, serving and worker processes ask of a model, and arrays of
+the tensors that it gives."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from cotenant.execute.errors import ModelError
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.rewrite.rows import RowGraph
-from cotenant.repository.formats import Arithmetic, Format, formats
-from cotenant.work import CPU
+
+Pieces = Mapping[str, Sequence[Any]]
+"""Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
 
 
 class Runner(Protocol):
@@ -88,62 +87,12 @@ class Runner(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def engine_of(path: Path) -> Format:
-    """The format of the file, which names the engine that runs it. Raises ModelError for a suffix that none has."""
-    known = formats()
-    found = known.get(path.suffix)
-    if found is None:
-        raise ModelError(path, f"no engine runs files that end in {path.suffix!r}", f"Give one of {', '.join(known)}")
-    return found
-
-
-def open_model(
-    path: Path,
-    *,
-    cache_dir: Path | None = None,
-    name: str = "",
-    device: str = CPU,
-    content: str = "",
-    arithmetic: Arithmetic = Arithmetic(),
-) -> Runner:
-    """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format.
-
-    `name` is for messages, by default the file's stem; `cache_dir` is where copies of its files, and what the engine
-    prepares, are kept. `content` is "", or the name of the folder in there that an earlier opening gave (`graph_path`):
-    that is opened, whatever lies at `path` by now.
-
-    Raises ModelError when the file cannot be read or run, is not the one with that `content`, its engine is not
-    installed, or knows nothing of such an `arithmetic`.
-    """
-    engine = engine_of(path)
-    if importlib.util.find_spec(engine.package) is None:
-        raise ModelError(path, f"it needs {engine.package}, which is not installed", f"Run: {engine.install}")
-    if device.partition(":")[0] not in engine.devices:
-        others = [each.suffix for each in formats().values() if device.partition(":")[0] in each.devices]
-        raise ModelError(
-            path,
-            f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
-            f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
-        )
-    is_exact = arithmetic.precision in ("fp32", "tf32")
-    if not engine.has_arithmetic and not (is_exact and not arithmetic.lays_out):
-        which = "channels_last is true" if is_exact else f"precision is {arithmetic.precision!r}"
-        suffixes = " or ".join(each.suffix for each in formats().values() if each.has_arithmetic)
-        raise ModelError(
-            path, f"{which}, and {engine.package} runs it as it is", f"Leave that out, or export it as {suffixes}"
-        )
-    more = {"arithmetic": arithmetic} if engine.has_arithmetic else {}
-    opener = resolve_name(engine.opener)
-    made: Runner = opener(path, cache_dir=cache_dir, name=name, device=device, content=content, **more)
-    return made
-
-
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the results of any runner into numpy arrays."""
     if {type(value) for value in values.values()} == {np.ndarray}:
         return dict(values)
     if any(type(value).__module__.partition(".")[0] == "torch" for value in values.values()):
-        from cotenant.execute.torch.model import to_numpy as from_torch
+        from cotenant.execute.torch.arrays import to_numpy as from_torch
 
         return from_torch(values)
     return {name: array_of(value) for name, value in values.items()}
@@ -169,3 +118,8 @@ def array_of(value: Any) -> Any:
         return value
     array = value.numpy()
     return array if array.flags.owndata else np.asarray(_Lent(array, value))
+
+
+def joined(pieces: Sequence[Any]) -> Any:
+    """One array of all rows; the array itself where there is one alone."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

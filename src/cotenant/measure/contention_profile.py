@@ -38,7 +38,13 @@ from cotenant.measure.antagonist import (
     streaming,
 )
 from cotenant.measure.cache_counters import CacheCounters
-from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale, fit_counters, fit_slowdowns
+from cotenant.predict.pressure import (
+    CacheReading,
+    CounterModel,
+    SlowdownScale,
+    fit_counters,
+    fit_slowdowns,
+)
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, default_version, model_names, profile_path

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.config import DeviceSection
-from cotenant.execute.source import ModelSource
+from cotenant.execute.protocol import Followed, ModelSource
+from cotenant.execute.strategy import follows_of
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.opening import OpenedModel, arithmetic_of
@@ -37,7 +38,7 @@ class VersionSpec(Struct, frozen=True):
 class VersionFacts(Struct, frozen=True):
     """What opening a version of a model found. `folder` is that of its graph, with the copies of its files.
 
-    `placed` and `follows` are the placements that it runs by: what they gain by size of share, and their digests.
+    `gains` and `follows` are by the run strategies that it runs by: see `OpenedModel` and `ModelSource`.
     `splits`: see Tenant. `merging` is as in a profile; where it is not allowed, `found` has `max_batch` 1.
     """
 
@@ -49,8 +50,8 @@ class VersionFacts(Struct, frozen=True):
     shapes: tuple[dict[str, tuple[int, ...]], ...]
     digest: str
     device: str = CPU
-    placed: dict[int, float] = {}
-    follows: tuple[tuple[int, str], ...] = ()
+    gains: dict[str, dict[int, float]] = {}
+    follows: dict[str, Followed] = {}
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     merging: Merging = SINGLE
 
@@ -81,8 +82,8 @@ def facts_of(opened: OpenedModel, splits: tuple[tuple[int, ...], ...] | UnsetTyp
         tuple(_plain(shape) for shape in opened.shapes),
         opened.digest,
         opened.device,
-        dict(opened.placed),
-        tuple(getattr(runner, "placed", ())) if opened.placed else (),
+        {name: dict(ratios) for name, ratios in opened.gains.items()},
+        {name: chosen for name, chosen in follows_of(runner).items() if name in opened.gains},
         splits,
         opened.merging,
     )

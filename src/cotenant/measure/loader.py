@@ -16,14 +16,14 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import CotenantError
 from cotenant.execute.batches import row_buckets
 from cotenant.execute.errors import ModelError
-from cotenant.execute.place import Place
+from cotenant.execute.protocol import Place
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opening import (
     OpenedModel,
     covers,
-    follow_placements,
+    follow_gains,
     has_batches,
     is_of,
     judge_rows,
@@ -66,9 +66,8 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
             facts = facts_of(opened)
             warning = ""
             try:
-                if found.config.model.placement != "none":
-                    tell("measuring its placements", facts)
-                    opened = follow_placements(root, opened, place, spec.shares)
+                tried = partial(_tell_trial, tell, facts)
+                opened = follow_gains(root, opened, place, spec.shares, tried)
                 tell("trying it on sample values", facts)
                 opened = judge_rows(root, opened)
                 facts = facts_of(opened)
@@ -82,6 +81,10 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 profile = assumed_profile(facts, spec.shares)
             splits = opened.splits if profile.splits is UNSET else profile.splits
             return LoadReport(structs.replace(facts, splits=splits), profile, warning)
+
+
+def _tell_trial(tell: Tell, facts: VersionFacts, what: str) -> None:
+    tell(f"measuring {what}", facts)
 
 
 def _tell_step(tell: Tell, facts: VersionFacts, _: str) -> None:

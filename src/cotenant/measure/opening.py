@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.concurrent.placeable import Placeable
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
-from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.runner import Runner, engine_of, open_model
+from cotenant.execute.opener import engine_of, open_model
+from cotenant.execute.protocol import Place
+from cotenant.execute.runner import Runner
+from cotenant.execute.strategy import Trial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
-from cotenant.measure.inputs import DeclaredShape, check_shapes
+from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.merging import judge_merging
-from cotenant.measure.placed import follow_fast
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
@@ -44,7 +45,6 @@ from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
-_log = logging.getLogger("cotenant.placement")
 _rows_log = logging.getLogger("cotenant.rows")
 _verdicts: dict[str, Merging] = {}
 _MOST_VERDICTS = 256
@@ -62,8 +62,9 @@ class OpenedModel:
     shapes: tuple[DeclaredShape, ...]
     digest: str
     device: str = CPU
-    placed: Mapping[int, float] = field(default_factory=dict)
-    """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
+    gains: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """By run strategy that it follows: sizes of the shares where it does, and the part of the time of a plain run that
+    it takes there."""
     samples: Samples = NO_SAMPLES
     merging: Merging = SINGLE
     """Whether its queries may be merged; where not, `found.config.model.max_batch` is 1, whatever the file says."""
@@ -118,14 +119,15 @@ def has_batches(profile: ModelProfile, opened: OpenedModel) -> bool:
 def open_version(
     root: Path, found: ModelVersion, place: Place = CORES, shares: Sequence[Share] = (), *, placed: bool = True
 ) -> OpenedModel:
-    """Load the graph onto a device and check the configuration against it, `placed` if that asks for it.
+    """Load the graph onto a device and check the configuration against it.
 
-    `shares` are those of a GPU in which it may be placed. Raises ModelError or ConfigError.
+    Unless `placed` is False the model follows what run strategies find to gain; `shares` are those of a GPU in which it
+    may. Raises ModelError or ConfigError.
     """
     opened = open_untried(root, found, place)
     try:
         if placed:
-            opened = follow_placements(root, opened, place, shares)
+            opened = follow_gains(root, opened, place, shares)
         return judge_rows(root, opened)
     except CotenantError:
         opened.runner.close()
@@ -166,13 +168,33 @@ def merged_as(found: ModelVersion, merging: Merging) -> ModelVersion:
     return replace(found, config=structs.replace(found.config, model=model))
 
 
-def follow_placements(root: Path, opened: OpenedModel, place: Place, shares: Sequence[Share]) -> OpenedModel:
-    """Let the model follow the placements that its configuration asks for and that are no slower."""
-    follows = _placed(root, opened, place, shares)
-    if not follows:
+def follow_gains(
+    root: Path,
+    opened: OpenedModel,
+    place: Place,
+    shares: Sequence[Share],
+    tell: Callable[[str], None] = lambda _: None,
+) -> OpenedModel:
+    """Let the model follow what run strategies find to gain, measured where it was not; `tell` is told what, before.
+
+    `shares` are those of a GPU. Raises ModelError.
+    """
+    found, runner, config = opened.found, opened.runner, opened.found.config
+    inputs = partial(_inputs, runner, config.model.max_batch > 1, opened.samples)
+    trial = Trial(found, graphs_path(root), opened.shapes, place, shares, inputs)
+    gains = {}
+    for name, strategy in strategies().items():
+        if what := strategy.measures(found):
+            tell(what)
+            if ratios := strategy.choose(runner, trial):
+                gains[name] = ratios
+    if not gains:
         return opened
-    found, runner = opened.found, opened.runner
-    return replace(opened, placed=follows, digest=_digest(found, runner, opened.shapes, opened.samples, follows))
+    return replace(opened, gains=gains, digest=_digest(found, runner, opened.shapes, opened.samples, gains))
+
+
+def _inputs(runner: Runner, is_batched: bool, samples: Samples, shape: DeclaredShape, rows: int) -> dict[str, Any]:
+    return make_inputs(runner.inputs, shape, rows, is_batched, samples)
 
 
 def arithmetic_of(found: ModelVersion) -> Arithmetic:
@@ -185,7 +207,7 @@ def _digest(
     runner: Runner,
     shapes: Sequence[DeclaredShape],
     samples: Samples,
-    follows: Mapping[int, float] = MappingProxyType({}),
+    gains: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
 ) -> str:
     """What a profile is of: the content of the model's files, and what its latency depends on beside them."""
     model, arithmetic = found.config.model, arithmetic_of(found)
@@ -200,8 +222,9 @@ def _digest(
     if arithmetic != Arithmetic():
         content.update(msgspec.json.encode((arithmetic.precision, arithmetic.lays_out)))
     content.update(runner.kernels.encode())
-    if follows:
-        content.update(msgspec.json.encode(getattr(runner, "placed", ())))
+    follows = follows_of(runner)
+    for name in gains:
+        content.update(msgspec.json.encode(follows[name]))
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
@@ -221,32 +244,6 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
         _rows_log.log(logging.INFO if is_told else logging.WARNING, text, runner.name, error, exc_info=not is_told)
         return UNSET
     return found[0] if all(each == found[0] for each in found) else UNSET
-
-
-def _placed(root: Path, opened: OpenedModel, place: Place, shares: Sequence[Share]) -> Mapping[int, float]:
-    """The placements that a model follows, where its configuration asks for that; a warning says why there are none."""
-    found, runner = opened.found, opened.runner
-    if found.config.model.placement == "none":
-        return {}
-    if not isinstance(runner, Placeable if isinstance(place, StreamPlace) else PlacedModel):
-        why = "has compiled kernels" if runner.kernels else "is not run by onnxruntime"
-        _log.warning("model %r: placement is 'auto', but it %s: it runs as without", found.model, why)
-        return {}
-    follows = follow_fast(
-        runner,
-        graphs_path(root),
-        opened.shapes,
-        found.config.model.max_batch,
-        place=place,
-        shares=shares,
-        samples=opened.samples,
-    )
-    if not follows:
-        _log.warning(
-            "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
-            *(found.model, found.model),
-        )
-    return follows
 
 
 def open_all(

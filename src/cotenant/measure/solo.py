@@ -16,15 +16,14 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from cotenant.execute.batches import row_buckets
-from cotenant.execute.compiled.compiled_model import CompiledModel
-from cotenant.execute.place import CorePlace, Place, Run
-from cotenant.execute.protocol import LoadSpec
+from cotenant.execute.place import CorePlace
+from cotenant.execute.protocol import LoadSpec, Place, Run
 from cotenant.execute.runner import Runner
+from cotenant.execute.strategy import strategies
 from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
-from cotenant.measure.version_costs import version_costs
 from cotenant.profile.merging import Merging
 from cotenant.profile.profile_file import ModelProfile, Point
 from cotenant.profile.version_table import VersionTable
@@ -123,10 +122,9 @@ def measure_model(
             lambda: _segment_ratio(run, place, sweep.shares[0], cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
-    versions: VersionTable | UnsetType = UNSET
-    if isinstance(model, CompiledModel):
-        whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
-        versions = version_costs(model, sweep.shapes[0], units, whole)
+    whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
+    tables = (each.versions(model, sweep.shapes[0], units, whole) for each in strategies().values())
+    versions: VersionTable | UnsetType = next((table for table in tables if table is not UNSET), UNSET)
     told = place.is_padded, versions, sweep.splits, sweep.merging
     return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
 

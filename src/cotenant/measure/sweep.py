@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from cotenant.config import ServerConfig
 from cotenant.execute.layout import device_cores, lanes_of
-from cotenant.execute.place import Place
+from cotenant.execute.protocol import Place
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opening import OpenedModel, covers, has_batches, open_all

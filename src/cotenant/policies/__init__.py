@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cotenant.policies.registry import POLICIES
+from cotenant.policies.registry import policy_class, policy_names
 
-__all__ = ["POLICIES"]
+__all__ = ["policy_class", "policy_names"]

@@ -1,71 +1,59 @@
 """From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
 
-A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
-and defaults, but for `rounds` and `joint_plans`, which plans give. What can be derived from measurements it derives in
-a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
-`GROUP`.
+A policy is a frozen dataclass whose first field is `lanes`. The other fields are its options, with their types, ranges
+and defaults. Fields that plans give are named by the class in `of_plans`. The class method `resolve(options, facts)`
+derives options from measurements. A package joins by `register`, or by an entry point of the group `registry.POLICIES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import msgspec
 
+from cotenant import registry
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.facts import LayoutFacts
-from cotenant.policies.layer_block.published import FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares, Weighted
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.policies.overlap.control import Overlap
-from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.profile.joint_plan import JointPlan
-from cotenant.work import Round, Share
+from cotenant.work import Share
 
-GROUP = "cotenant.policies"
-"""Entry points of other packages: the name of a policy, and where its class is."""
-_GIVEN = ("lanes", "rounds", "joint_plans")
-"""Fields that come from the device and the plan."""
-
-_BLOCKS = (ModelWise, LayerWise, FixedBlocks, Prema, LayerBlock, SlackBlocks)
-POLICIES: dict[str, type[Any]] = {
-    kind.name: kind
-    for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, Clustered, *_BLOCKS)
-}
-"""Policies by the name that configuration and the command line use."""
+_KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
+"""Those of the base, and others once they are asked for."""
 
 
 def register(kind: type[Any]) -> None:
     """Let a policy be known by its `name`. Raises InvalidValueError where another one has that name."""
-    if POLICIES.setdefault(kind.name, kind) is not kind:
+    if _KNOWN.setdefault(kind.name, kind) is not kind:
         raise InvalidValueError(f"policy {kind.__qualname__}", "name", kind.name, "one that no other policy has")
+
+
+def policy_names() -> list[str]:
+    """The names that configuration and the command line take, in order; those of other packages included."""
+    return sorted({*_KNOWN, *registry.registered(registry.POLICIES)})
 
 
 def policy_class(name: str, where: str = "[policy]") -> type[Any]:
     """The class of a policy, of this package or another one. Raises ConfigError for an unknown name."""
-    if name not in POLICIES:
-        from importlib.metadata import entry_points
-
-        for found in entry_points(group=GROUP, name=name):
-            register(found.load())
-    kind = POLICIES.get(name)
+    if name not in _KNOWN and (found := registry.load(registry.POLICIES, name)) is not None:
+        register(found)
+    kind = _KNOWN.get(name)
     if kind is None:
-        raise ConfigError(f"{where}: name is {name!r}, expected one of {', '.join(sorted(POLICIES))}")
+        raise ConfigError(f"{where}: name is {name!r}, expected one of {', '.join(policy_names())}")
     return kind
 
 
 def options_of(kind: type[Any]) -> dict[str, Any]:
     """The options of a policy, with the type of each, ranges included."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind) if field.init and field.name not in _GIVEN}
+    given = ("lanes", *_of_plans(kind))
+    return {field.name: hints[field.name] for field in fields(kind) if field.init and field.name not in given}
 
 
 def typed_options(name: str, options: Mapping[str, object], where: str = "policy") -> dict[str, Any]:
@@ -91,25 +79,29 @@ def resolve_options(name: str, options: Mapping[str, Any], facts: LayoutFacts) -
 
 def takes_rounds(name: str) -> bool:
     """Whether a policy runs the rounds of a plan. Raises ConfigError for an unknown name."""
-    return "rounds" in [field.name for field in fields(policy_class(name, "policy"))]
+    return "rounds" in _of_plans(policy_class(name, "policy"))
+
+
+def _of_plans(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a policy that plans give."""
+    found: tuple[str, ...] = getattr(kind, "of_plans", ())
+    return found
 
 
 def make_policy(
     name: str,
     options: Mapping[str, object],
     lanes: tuple[Share, ...],
-    rounds: tuple[Round, ...] = (),
+    plans: Mapping[str, object] = MappingProxyType({}),
     where: str = "policy",
-    joint_plans: tuple[JointPlan, ...] = (),
 ) -> Policy:
-    """Build a policy; `rounds` are those of a plan, one a lane, `joint_plans` those of models that start together: for
-    policies that take them.
+    """Build a policy. `plans` has what plans give, by field (`rounds`, one a lane, and others): a policy takes what it
+    knows of it.
 
     Raises ConfigError for an unknown name or option, or a value that the lanes do not allow.
     """
     kind = policy_class(name, f"[{where}]")
-    taken = [field.name for field in fields(kind)]
-    given = {name: each for name, each in (("rounds", rounds), ("joint_plans", joint_plans)) if name in taken}
+    given = {name: value for name, value in plans.items() if name in _of_plans(kind)}
     try:
         made: Policy = kind(lanes, **given, **typed_options(name, options, where))
     except InvalidValueError as error:
@@ -120,14 +112,13 @@ def make_policy(
 def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """Build the policy that a trace describes, for a replay. Raises ConfigError for what no trace says."""
     where = "trace header"
+    kind = policy_class(name, f"[{where}]")
+    hints = get_type_hints(kind)
     try:
         lanes = msgspec.convert(options["lanes"], tuple[Share, ...])
-        rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
-        joint_plans = msgspec.convert(options.get("joint_plans", ()), tuple[JointPlan, ...])
-        own = {key: value for key, value in options.items() if key not in _GIVEN}
+        plans = {each: msgspec.convert(options.get(each, ()), hints[each]) for each in _of_plans(kind)}
+        own = {key: value for key, value in options.items() if key not in ("lanes", *plans)}
         own = typed_options(name, own, where)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        if name not in POLICIES:
-            raise
         raise ConfigError(f"{where}: policy_options cannot be used ({error}): was the file changed?") from None
-    return make_policy(name, own, lanes, rounds, where, joint_plans)
+    return make_policy(name, own, lanes, plans, where)

@@ -20,7 +20,7 @@ from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArri
 from cotenant.core.snapshot import Policy, goes_by_margin
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import SURE_QUANTILE
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable

@@ -1,6 +1,6 @@
 """Applications of a model repository: `NAME/config.toml` with `[application]`, read and checked on its own.
 
-What the models' tensors are is not known here: `serve.opener.served_application` fits the two together.
+What the models' tensors are is not known here: `serve.models.served_application` fits the two together.
 """
 
 from __future__ import annotations

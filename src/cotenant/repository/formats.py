@@ -37,7 +37,7 @@ class Arithmetic:
 class Format:
     """Files that end in `suffix` are run by `package`, which `install` installs where it is not there.
 
-    `opener` is "MODULE:ATTRIBUTE" of what opens one, as `execute.runner.open_model` calls it; `platform` and `backend`
+    `opener` is "MODULE:ATTRIBUTE" of what opens one, as `execute.opener.open_model` calls it; `platform` and `backend`
     are the names of the engine in the protocol's metadata. `devices` are the kinds of device that it runs on;
     `has_arithmetic` says that the opener takes an `Arithmetic` of that name, too.
     """
@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".onnx",
             "onnxruntime",
-            "cotenant.execute.compiled.choice:open_onnx",
+            "cotenant.execute.onnx.segments:SegmentedModel.open",
             "onnxruntime_onnx",
             "onnxruntime",
             "pip install onnxruntime",
@@ -71,7 +71,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".pt2",
             "torch",
-            "cotenant.execute.concurrent.placed_torch:PlacedTorch.open",
+            "cotenant.execute.torch.model:TorchModel.open",
             "pytorch_libtorch",
             "pytorch",
             "pip install 'cotenant[torch]'",

@@ -11,14 +11,13 @@ from prometheus_client.registry import Collector
 
 from cotenant import shortages
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
-from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
-from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
-from cotenant.serve.brain.queries import EngineFigures
+from cotenant.serve.engine.counters import LATENCY_BUCKETS_S, TenantCounters
+from cotenant.serve.engine.queries import EngineFigures
 from cotenant.shortages import Resource
 from cotenant.types import LossCause, Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
-Figures = Callable[[], PlanFigures | None]
+PlanMetrics = Callable[[], Iterator[Metric]]
 Lost = Mapping[str, Mapping[LossCause, int]]
 MergeChecks = Mapping[str, Mapping[str, int]]
 
@@ -31,7 +30,7 @@ class _Families(Collector):
         counters: Mapping[str, TenantCounters],
         waiting: Waiting,
         executor: ModelExecutor,
-        plan: Figures,
+        plan: PlanMetrics,
         lost: Lost,
         merge_checks: MergeChecks,
         engine: Callable[[], EngineFigures],
@@ -82,8 +81,7 @@ class _Families(Collector):
         for how, count in self._executor.launch_counts().items():
             launches.add_metric([how], count)
         yield launches
-        if (figures := self._plan()) is not None:
-            yield from plan_metrics(figures)
+        yield from self._plan()
         yield from _triton(counters)
 
 
@@ -222,7 +220,7 @@ class MetricsPage:
         counters: Mapping[str, TenantCounters],
         waiting: Waiting,
         executor: ModelExecutor,
-        plan: Figures = lambda: None,
+        plan: PlanMetrics = lambda: iter(()),
         lost: Lost = MappingProxyType({}),
         merge_checks: MergeChecks = MappingProxyType({}),
         engine: Callable[[], EngineFigures] = EngineFigures,

@@ -17,7 +17,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Timing
 from cotenant.predict.table import TablePredictor
-from cotenant.serve.brain.clock import Clock
+from cotenant.serve.engine.clock import Clock
 from cotenant.shortages import Resource, report
 from cotenant.trace import Header, TraceWriter, header
 from cotenant.work import Machine

@@ -6,11 +6,13 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from cotenant.config import ServerConfig
 from cotenant.core.engine import Engine
@@ -26,32 +28,36 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
 from cotenant.execute.registry import layout_of, open_executor
-from cotenant.measure.layout_facts import fitted_groups
+from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
-from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.repository import UnknownModelError, application_names, is_application, model_names
-from cotenant.serve.brain.clock import Clock, RealClock
-from cotenant.serve.brain.counters import Counters
-from cotenant.serve.brain.driver import Driver, Observer
-from cotenant.serve.brain.flows import Flows
-from cotenant.serve.brain.groups import foresee, knowing, learn_groups
-from cotenant.serve.brain.merge_check import MergeCheck
-from cotenant.serve.brain.plan_lanes import PlanLanes
-from cotenant.serve.brain.plan_view import PlanFigures, PlanView
-from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, figures_of, query_of, statistics_of, told_of_refusals, waiting_of
-from cotenant.serve.brain.reorganise import change
-from cotenant.serve.brain.replies import Replies
-from cotenant.serve.brain.slo_watch import log_served, log_turns
-from cotenant.serve.brain.together import TogetherPlans
+from cotenant.serve.engine.clock import Clock, RealClock
+from cotenant.serve.engine.counters import Counters
+from cotenant.serve.engine.driver import Driver, Observer
+from cotenant.serve.engine.flows import Flows
+from cotenant.serve.engine.merge_check import MergeCheck
+from cotenant.serve.engine.queries import (
+    Done,
+    answer,
+    figures_of,
+    query_of,
+    statistics_of,
+    told_of_refusals,
+    waiting_of,
+)
+from cotenant.serve.engine.reorganise import change
+from cotenant.serve.engine.replies import Replies
+from cotenant.serve.engine.slo_watch import log_served, log_turns
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.opener.name_table import NameEntry, NameTable
-from cotenant.serve.opener.served_application import ServedApplication
-from cotenant.serve.opener.served_models import ServedModel
-from cotenant.serve.opener.versions import ModelOpener, OpenedVersions, refused
+from cotenant.serve.models.name_table import NameEntry, NameTable
+from cotenant.serve.models.served_application import ServedApplication
+from cotenant.serve.models.served_models import ServedModel
+from cotenant.serve.models.versions import ModelOpener, OpenedVersions, refused
+from cotenant.serve.services import PlanView, services_of
 from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
+from cotenant.work import PlanLanes
 
 _log = logging.getLogger("cotenant.server")
 _WORKERS_END_S = 1.0
@@ -77,14 +83,13 @@ class Server:
         self.lanes = layout.lanes(settings.device, cores, "[device]") if plan is None else plan.lanes
         self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
-        self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
+        self.policy = make_policy(asked.name, asked.options, self.lanes, {"rounds": rounds})
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_turns, self.clock))
         self.beliefs = OnlineModel.under(self.policy)
         self.losses = LossAccount(self.beliefs.predictor, self.lanes)
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
-        self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
         self.names = NameTable(self.root, self.ready, self._executor)
         self._loading = threading.Lock()
@@ -92,18 +97,16 @@ class Server:
         self._adding = threading.Lock()  # held while a model is put in service, which a server that stops never does
         self._is_stopping = False
         self.following: PlanView | None = None
-        """What runs a plan and follows the load, for those who look on."""
-        looks = lambda: waiting_of(self._driver), self._executor, self._figures
+        """The plan that runs, if there is one."""
+        looks = lambda: waiting_of(self._driver), self._executor, self._plan_metrics
         self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
         more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
         self._page = MetricsPage(self.counters.by_tenant, *looks, *more)
         self._driver: Driver | None = None
-        self._pressure: PressureMonitor | None = None
         steers = lambda: self.driver, self.clock, self.counters, self.beliefs
         self._flows = Flows(*steers, self.names.next_stage, self._checks.watched)
-        self._together = TogetherPlans(self.root, self._settle)
-        told = self._together.of, self.names.check_tenants
-        self.opener = ModelOpener(self.root, settings, self._executor, *told)
+        self.services = services_of(self)
+        self.opener = ModelOpener(self.root, settings, self._executor, self._cuts_of, self.names.check_tenants)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -113,28 +116,25 @@ class Server:
         observers: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, *extra)
         self._driver = Driver(engine, self._executor, self.clock, observers)
         self._executor.on_event = self._driver.post
-        if self.policy.asks_groups:
-            self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
             text = "add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL through the API"
             _log.warning("%s holds no models yet: %s", self.root.name, text)
-        self._together.read()
+        for service in self.services:
+            service.start()
         for name in (*names, *application_names(self.root)):
             if self._is_stopping:
                 return
             with suppress(ServeError):  # logged, and shown in the index
                 self.load(name)
-        self._settle()
+        self.settle()
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
-        cores = tuple(core for device in self.machine.devices for core in device.cores)
         with self._adding:
             if self._is_stopping:
                 return
-            self._pressure = monitor_of(self.root, self.driver, self.beliefs, cores)
-            if self._pressure is not None:
-                self._pressure.start()
+            for service in self.services:
+                service.ready()
             self._is_ready = True
         index = self.index(ready_only=False)
         ready = {entry.name for entry in index if entry.state == "READY"}
@@ -157,9 +157,8 @@ class Server:
         with self._adding:
             self._is_ready = False
         self.opener.loader.close()
-        self._together.close(until_s)
-        if self._pressure is not None:
-            self._pressure.close()
+        for service in self.services:
+            service.close(until_s)
         if self._driver is not None:
             self._flows.refuse()
             self._driver.post(DrainStarted())
@@ -236,7 +235,7 @@ class Server:
                 _log.error("model %r is not loaded: %s", model, found)
                 raise ServeError(found.status, self.names.refuse(model, found)) from None
         if self._is_ready:
-            self._settle()
+            self.settle()
         if refusal is not None:
             raise refusal
 
@@ -284,13 +283,11 @@ class Server:
     def change_policy(self, policy: Policy) -> None:
         """Let another policy decide, make before break: see `reorganise.change`. Raises ConfigError or ModelError."""
         with self._loading:
-            models = self.names.models.values()
-            served = {id(each): each for versions in models for each in versions.values()}.values()
-            if policy.asks_groups and self._groups is None:
-                self._groups = learn_groups(self.driver, self.beliefs, self.root, served)
-            change(self.driver, self._executor, self.beliefs, list(served), self.policy, policy)
+            for service in self.services:
+                service.changing(policy)
+            change(self.driver, self._executor, self.beliefs, self.served_models(), self.policy, policy)
             self.policy, self.lanes = policy, policy.lanes
-        self._settle()
+        self.settle()
 
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
         """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
@@ -343,15 +340,27 @@ class Server:
         self.names.follow()
         return None
 
-    def _settle(self) -> None:
-        """Look ahead, and follow plans, for the models, the lanes and the plans that there are now."""
+    def settle(self) -> None:
+        """Let services follow the models and lanes that there are now. Services call it when they have more to add."""
         with self._loading:
-            foresee(self.driver, self.policy)
-            policy = self._together.followed(self.policy, [versions[""] for versions in self.names.models.values()])
+            policy = self.policy
+            for service in self.services:
+                policy = service.followed(policy)
             if policy is not self.policy:
                 self.policy = policy
                 self.driver.post(PolicyChanged(policy))
-            self._together.seek(policy, self.names.applications.values())
+            for service in self.services:
+                service.settled()
+
+    def served_models(self) -> list[ServedModel]:
+        """The versions of all models that are served, each once."""
+        models = self.names.models.values()
+        return list({id(each): each for versions in models for each in versions.values()}.values())
+
+    def _cuts_of(self, opened: VersionFacts, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        for service in self.services:
+            cuts = service.cuts(opened, self.policy, cuts)
+        return cuts
 
     def _add(self, model: str, opened: OpenedVersions) -> None:
         versions = opened.served
@@ -372,9 +381,8 @@ class Server:
             name = served.tenant.name
             self.counters.add(name, served.tenant.slo_ns)
             self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
-            if self._groups is not None:
-                self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
-                self.beliefs.believe_groups(self._groups)
+            for service in self.services:
+                service.added(served)
         return PredictorChanged(self.beliefs.predictor)
 
     def _end_model(self, entry: NameEntry, reason: str) -> None:
@@ -393,8 +401,9 @@ class Server:
 
     # --- looking on --------------------------------------------------------------------------------------------------
 
-    def _figures(self) -> PlanFigures | None:
-        return None if self.following is None else self.following.figures()
+    def _plan_metrics(self) -> Iterator[Metric]:
+        if self.following is not None:
+            yield from self.following.metrics()
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
         return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))

@@ -1,6 +1,6 @@
 """Applications in the simulator: their queries become those of their stages, by the same state machine as in a server.
 
-It differs from `serve.brain.flows` in that the next stage arrives at the very instant when the one before it ends.
+It differs from `serve.engine.flows` in that the next stage arrives at the very instant when the one before it ends.
 Deadlines of stages follow from what the engine's predictor believes, or from a plan.
 """
 

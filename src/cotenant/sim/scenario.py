@@ -17,35 +17,33 @@ from math import exp, prod
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
+from cotenant import registry
 from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
-from cotenant.core.snapshot import Policy
+from cotenant.core.snapshot import CuttingPolicy, Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
-from cotenant.profile.version_table import VersionTable
 from cotenant.repository import ModelVersion, application_names, default_version
 from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
-from cotenant.work import Machine, Round, Share
+from cotenant.work import Machine, Share
 from cotenant.workload import Workload, arrivals
 from cotenant.world.contention import Contention, ContentionWorld
 from cotenant.world.groups import GroupWorld
-from cotenant.world.many_core import ManyCore, ManyCoreWorld
 from cotenant.world.simulated import TableWorld, World
 
 
@@ -62,10 +60,8 @@ class Scenario:
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
     plays_groups: bool = False
     """Whether the launches of a group take what `groups` says in the world, too, where nothing else is said of it."""
-    rounds: tuple[Round, ...] = ()
-    """What a plan gives each lane to do, for the policy duty_cycle."""
-    plans: tuple[JointPlan, ...] = ()
-    """How models that are there together run, for the policy clustered."""
+    plans: Mapping[str, Any] = field(default_factory=dict)
+    """What plans give to policies, by the policy's field: `rounds`, one a lane, and others."""
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
     """By the name of their owner: loads whose queries run several of the tenants' models."""
 
@@ -76,7 +72,7 @@ class Scenario:
 
     def policy(self, section: PolicySection) -> Policy:
         """A policy with its lanes, and what it takes of plans. Raises ConfigError."""
-        return make_policy(section.name, section.options, self.lanes, self.rounds, joint_plans=self.plans)
+        return make_policy(section.name, section.options, self.lanes, self.plans)
 
     def served(self, policy: Policy) -> list[Tenant]:
         """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of
@@ -84,8 +80,8 @@ class Scenario:
         found = []
         for tenant in self.tenants:
             cuts = tenant.cuts if policy.preempt else (0, tenant.unit_count)
-            for plan in getattr(policy, "joint_plans", ()):
-                cuts = plan.cuts_of(tenant.name, cuts)
+            if isinstance(policy, CuttingPolicy):
+                cuts = policy.cuts_of(tenant.name, cuts)
             found.append(tenant if cuts == tenant.cuts else replace(tenant, cuts=cuts))
         return found
 
@@ -343,18 +339,14 @@ def make_world(
     With `has_groups`, launches of one group start together; without, a group says no more than who was decided on at
     once.
 
-    Where all models have measured versions and the memory's bandwidth is known, and nothing else is assumed, it is the
-    world of many cores.
+    Where nothing else is assumed it is the first of the registered worlds that has what it needs of these models.
     """
-    versions = {
-        name: each.versions for name, each in scenario.tables.items() if isinstance(each.versions, VersionTable)
-    }
     is_plain = contention is None and not (assumptions.front_end_share or assumptions.noise or assumptions.inflation)
     is_plain = is_plain and not scenario.plays_groups
-    if is_plain and versions and len(versions) == len(scenario.tables):
-        bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()])
-        if bandwidth:
-            return ManyCoreWorld(versions, ManyCore(bandwidth, seed=seed))
+    for world_of in registry.load_all(registry.WORLDS).values() if is_plain else ():
+        found: World | None = world_of(scenario.tables, seed)
+        if found is not None:
+            return found
     table = TablePredictor(scenario.tables, assumptions.inflation)
     if contention is None and assumptions.front_end_share == 0:
         if has_groups and scenario.plays_groups:

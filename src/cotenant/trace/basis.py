@@ -14,7 +14,7 @@ from cotenant.core.events import Event
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
-from cotenant.predict.groups.grouped import FittedGroups
+from cotenant.predict.grouped import FittedGroups
 from cotenant.trace.trace_log import FindGroups, Header, MakePolicy, Record
 
 

@@ -23,7 +23,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.files import UNREADABLE, decode, open_regular
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 
 from cotenant.execute.batches import reason_of, row_buckets
-from cotenant.execute.concurrent.placed_torch import PlacedStream, placed_stream
 from cotenant.execute.gpu.chains import Chains, Prepared, capture_chain, form_of, warm_segments
 from cotenant.execute.gpu.resident import MIB, Resident
 from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, causes, wait_for
 from cotenant.execute.protocol import LoadSpec, Shapes
+from cotenant.execute.strategy import WholeRun, strategies
 from cotenant.execute.warm import zeros
 from cotenant.work import Share
 
@@ -43,7 +43,7 @@ class Preparation:
         self.why_eager = device.why_no_graphs or next(
             filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
         )
-        self.why_placed_eager = device.why_no_graphs
+        self.why_way_eager = device.why_no_graphs
 
     @property
     def steps(self) -> list[tuple[Share, Shapes, int]]:
@@ -59,16 +59,17 @@ class Preparation:
         says that the device is lost.
         """
         resident, share = self._resident, step[0]
-        if share not in resident.placed:
-            resident.placed[share] = placed_stream(resident.model, share, lane, self._cores)
-        for placed in dict.fromkeys((None, resident.placed[share])):
-            is_wanted = not self.why_eager if placed is None else not self.why_placed_eager
+        if share not in resident.ways:
+            found = (each.on_stream(resident.model, share, lane, self._cores) for each in strategies().values())
+            resident.ways[share] = next((way for way in found if way is not None), None)
+        for way in dict.fromkeys((None, resident.ways[share])):
+            is_wanted = not self.why_eager if way is None else not self.why_way_eager
             if is_wanted:
                 wait_idle()
                 with lane.stream(resident.urgent):  # whose priority kernels of a graph keep
-                    is_refused = self._capture(*step, lane, placed)
-                    if is_refused and step[2] == self._spec.max_batch and placed is None:
-                        self._capture(share, step[1], 2 * step[2], lane, placed)
+                    is_refused = self._capture(*step, lane, way)
+                    if is_refused and step[2] == self._spec.max_batch and way is None:
+                        self._capture(share, step[1], 2 * step[2], lane, way)
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""
@@ -87,15 +88,18 @@ class Preparation:
                 max(0, self._free - self._device.room()[0]) / MIB if made else 0,
                 f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
             )
-        if any(self._resident.placed.values()) and self.why_placed_eager and not self._device.why_no_graphs:
-            _log.info("model %r: placed, it runs eagerly: %s", self._resident.model.name, self.why_placed_eager)
+        if any(self._resident.ways.values()) and self.why_way_eager and not self._device.why_no_graphs:
+            _log.info(
+                "model %r: by its run strategy, it runs eagerly: %s", self._resident.model.name, self.why_way_eager
+            )
 
-    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, placed: PlacedStream | None) -> bool:
-        """Capture the model, or what of it is placed, for so many rows; note why that cannot be. Whether CUDA refused
-        these rows in this share, and others may be captured.
+    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, way: WholeRun | None) -> bool:
+        """Capture the model, or what a run strategy has of it, for so many rows; note why that cannot be.
+
+        Gives whether CUDA refused these rows in this share, and others may be captured.
         """
         model = self._resident.model
-        number = self._resident.number if placed is None else -self._resident.number
+        number = self._resident.number if way is None else -self._resident.number
 
         def run(start: int, end: int, tensors: Named) -> Named:
             return model.run(start, end, tensors, lane.threads)
@@ -107,10 +111,10 @@ class Preparation:
             return False
         why = ""
         try:
-            if placed is None:
+            if way is None:
                 warm_segments(lane, run, self._spec.cuts, inputs)
             else:
-                placed.warm(inputs, rows)
+                way.warm(inputs, rows)
             wait_for(lane.record())
             free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
             self._free = self._free or free
@@ -119,8 +123,8 @@ class Preparation:
             else:
                 chain: Prepared = (
                     capture_chain(lane, run, self._spec.cuts, inputs, rows)
-                    if placed is None
-                    else placed.capture(inputs, rows)
+                    if way is None
+                    else way.capture(inputs, rows)
                 )
                 wait_for(lane.record())
                 self._chains.add(number, share, form, chain)
@@ -128,13 +132,13 @@ class Preparation:
             if self._device.is_lost(error):
                 raise
             why = f"{rows or 1} rows: {reason_of(error)}"
-            if placed is None and not self._device.why_no_graphs and _is_refusal(error):
+            if way is None and not self._device.why_no_graphs and _is_refusal(error):
                 self._refused.append(f"in {share.size} SMs {why}")
                 return True
-        if placed is None:
+        if way is None:
             self.why_eager = why
         else:
-            self.why_placed_eager = why
+            self.why_way_eager = why
         return False
 
 

@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 import torch
 
-from cotenant.execute.batches import BatchTensors, Pieces
+from cotenant.execute.batches import BatchTensors
 from cotenant.execute.errors import TensorError
 from cotenant.execute.gpu.chains import BatchForm, form_of
 from cotenant.execute.gpu.resident import StreamModel
 from cotenant.execute.gpu.streams import Named, StreamLane
+from cotenant.execute.runner import Pieces
 from cotenant.work import Work
 
 _UNKNOWN = BatchForm((), 0, 0)

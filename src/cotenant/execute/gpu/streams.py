@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-from cotenant.execute.batches import joined
+from cotenant.execute.runner import joined
 from cotenant.execute.threads.lanes import settle
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share

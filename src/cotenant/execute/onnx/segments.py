@@ -40,6 +40,7 @@ from cotenant.execute.onnx.segment_store import GRAPH, WEIGHTS, Stored, open_sto
 from cotenant.execute.onnx.unit_times import unit_times
 from cotenant.execute.runner import array_of
 from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Dfg, Tensor
@@ -171,7 +172,7 @@ class SegmentedModel:
         return_memory()
 
     def run(
-        self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1, version: int = 0
+        self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Value]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
@@ -184,10 +185,11 @@ class SegmentedModel:
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when onnxruntime fails.
         """
+        assert not isinstance(threads, Team)  # which is for models that it `joins`
         key = threads if threads == 1 else normal_threads(threads)
         plan = self._segments_of(key, start, end)
         if start == 0:
-            self._check_inputs(tensors)
+            self.check_inputs(tensors)
         if not self._plain or (start == 0 and plan[0].end == self.unit_count):
             return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
         try:
@@ -201,12 +203,12 @@ class SegmentedModel:
                     raise TensorError(f"model {self.name!r}: tensor {name!r} is live before unit {start}: pass it")
         for segment in plan:
             if segment.session is not None:
-                self._run_segment(segment, values)
+                self.run_segment(segment, values)
             for name in segment.dead:
                 values.pop(name, None)
         if end < self.unit_count:
             return {name: values[name] for name in self.dfg.live(end) if name in values}
-        return self._outputs(values)
+        return self.outputs_of(values)
 
     def shrink(self) -> None:
         """Have the next run of each session give free memory of its arena back to the system."""
@@ -251,7 +253,8 @@ class SegmentedModel:
             expected = f"0 <= start < end <= {self.unit_count}"
             raise InvalidValueError(f"model {self.name!r}", "range of units", (start, end), expected)
 
-    def _check_inputs(self, tensors: Mapping[str, Value]) -> None:
+    def check_inputs(self, tensors: Mapping[str, Value]) -> None:
+        """Raise TensorError for inputs that the model does not take."""
         for tensor in self.inputs:
             value = tensors.get(tensor.name)
             if value is None:
@@ -271,9 +274,10 @@ class SegmentedModel:
             extra = sorted(set(tensors) - {t.name for t in self.inputs})[0]
             raise TensorError(f"model {self.name!r} has no input {extra!r}; leave it out")
 
-    def _run_segment(
+    def run_segment(
         self, segment: LoadedSegment, values: dict[str, Value], options: ort.RunOptions | None = None
     ) -> None:
+        """Run a segment that has a session on tensors by name, and put there what it makes. Raises ModelError."""
         session = segment.session
         assert session is not None
         try:
@@ -293,7 +297,8 @@ class SegmentedModel:
         binding.clear_binding_outputs()
         segment.bindings.append(binding)
 
-    def _outputs(self, values: Mapping[str, Value]) -> dict[str, Value]:
+    def outputs_of(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """The model's outputs, in order, from the tensors that all units have made; constant ones among them."""
         known = {**values, **self._constants}
         return {t.name: known[t.name] for t in self.outputs if t.name in known}
 
@@ -307,7 +312,7 @@ class SegmentedModel:
             made = dict(zip(segment.outputs, outputs, strict=True))
         except Exception as error:
             raise self._failed(segment, error) from error
-        return self._outputs(made)  # constants of the session would go with it
+        return self.outputs_of(made)  # constants of the session would go with it
 
     def _failed(self, segment: LoadedSegment, error: Exception) -> ModelError:
         place = f"units {segment.start} to {segment.end} failed: {error}"
@@ -332,12 +337,15 @@ class SegmentedModel:
             )
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
             return LoadedSegment(start, end, whole, inputs, outputs, dead)
-        return self._cut(key, range(start, end), self.dfg.segment_io(start, end), dead)
+        return self.load_units(key, range(start, end), self.dfg.segment_io(start, end), dead)
 
-    def _cut(
+    def load_units(
         self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False
     ) -> LoadedSegment:
-        """Load these units, with what they read from others and make for them; see `LoadedSegment`."""
+        """Load these units, with the tensors that they read from others and make for them; see `LoadedSegment`.
+
+        The segment is the caller's. `is_most`: see `segment_options`. Raises ModelError when it cannot be loaded.
+        """
         start, end, (inputs, outputs) = min(units), max(units) + 1, io
         if not outputs:
             return LoadedSegment(start, end, None, inputs, (), dead)

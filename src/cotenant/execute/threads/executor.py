@@ -10,9 +10,9 @@ from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, ModelSource, OnEnd, OnGrew
 from cotenant.execute.runner import Runner
-from cotenant.execute.source import ModelSource, opened_by
+from cotenant.execute.source import opened_by
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
 from cotenant.work import Share

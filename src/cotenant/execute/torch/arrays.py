@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,3 +23,11 @@ def array_of(tensor: torch.Tensor, numpy: Callable[[torch.Tensor], Any] = torch.
 
         return numpy(tensor.view(torch.uint16)).view(ml_dtypes.bfloat16)
     return numpy(tensor)
+
+
+def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU."""
+    return {
+        name: array_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }

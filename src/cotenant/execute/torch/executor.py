@@ -20,7 +20,6 @@ from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
-from cotenant.execute.concurrent.placed_torch import PlacedLaunch
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.chains import Chains
 from cotenant.execute.gpu.completions import Completions
@@ -28,11 +27,12 @@ from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.strand_tensors import form_at, results_of, values_of
+from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelSource, OnEnd, Place, Timing
 from cotenant.execute.runner import Runner
-from cotenant.execute.source import ModelSource, opened_by
+from cotenant.execute.source import opened_by
+from cotenant.execute.strategy import WholeLaunch
 from cotenant.execute.torch.model import first_line
 from cotenant.work import Share
 
@@ -69,7 +69,7 @@ class _Flight:
     due_ns: int = 0
     values: Named = field(default_factory=dict)
     results: Named = field(default_factory=dict)
-    placed: PlacedLaunch | None = None
+    by_strategy: WholeLaunch | None = None
     events: tuple[Event, ...] = ()
     """Before and after the copies of inputs, after the units, and at the end; the last alone where nothing is timed."""
     gather_ns: int = 0
@@ -78,7 +78,7 @@ class _Flight:
 
     def drop(self) -> None:
         """Let go of all tensors; nobody looks at it any more."""
-        del self.batch, self.values, self.results, self.placed
+        del self.batch, self.values, self.results, self.by_strategy
 
     def is_over(self) -> bool:
         """See Flight."""
@@ -98,7 +98,7 @@ class TorchExecutor(BaseExecutor):
 
     Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
     unit by unit. A launch that raises fails alone, with the reason; the lane goes on. What one part of a batch makes
-    for another one stays on the device, where streams wait for each other. `cores` run what is placed there.
+    for another one stays on the device, where streams wait for each other. Run strategies may use `cores` of the host.
     """
 
     lanes_change = False
@@ -291,11 +291,11 @@ class TorchExecutor(BaseExecutor):
         lane, work, values, parts = flight.lane, flight.launch.work, flight.values, batch.parts
         share, form = flight.launch.share, form_at(work, values, batch, resident.max_batch)
         is_whole = parts is None and not work.start and flight.launch.last
-        placed = resident.placed.get(share) if is_whole else None
-        number = resident.number if placed is None else -resident.number
+        way = resident.ways.get(share) if is_whole else None
+        number = resident.number if way is None else -resident.number
         chain: Any = self.chains.find(number, share, form, work.start, work.end)
-        if placed is not None:
-            chain = flight.placed = placed.launch(form.rows, chain)
+        if way is not None:
+            chain = flight.by_strategy = way.launch(form.rows, chain)
         lane.count += 1
         is_timed = lane.count % self.device.timed_every == 0
         record, streams = lane.streams.record, lane.streams
@@ -375,7 +375,7 @@ class TorchExecutor(BaseExecutor):
         else:
             self._batches.pause(launch, batch, flight.results)
         output_ns = time.perf_counter_ns() - arrived
-        pieces = flight.placed.times() if flight.placed is not None else ()
+        pieces = flight.by_strategy.times() if flight.by_strategy is not None else ()
         if len(flight.events) == 1:
             return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns, pieces)
         began, filled, ran, done = cast(Any, flight.events)

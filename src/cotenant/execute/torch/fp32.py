@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-if TYPE_CHECKING:
-    from cotenant.execute.torch.model import TorchModel
 
-_claims: WeakKeyDictionary[TorchModel, str] = WeakKeyDictionary()
+class Claimant(Protocol):
+    """A model that claims the setting, by its name in messages."""
+
+    name: str
+
+
+_claims: WeakKeyDictionary[Claimant, str] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def claim_fp32(model: TorchModel, precision: str) -> str:
+def claim_fp32(model: Claimant, precision: str) -> str:
     """Have FP32 products run in "fp32" or "tf32" until the model lets go; other precisions need nothing.
 
     Gives the name of a model that holds the setting at the other value, then nothing is changed, or "".
@@ -33,7 +37,7 @@ def claim_fp32(model: TorchModel, precision: str) -> str:
         return ""
 
 
-def release_fp32(model: TorchModel) -> None:
+def release_fp32(model: Claimant) -> None:
     """The model runs no more."""
     with _lock:
         _claims.pop(model, None)

@@ -27,8 +27,9 @@ from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.gpu.streams import wait_for
 from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
 from cotenant.execute.torch.archive import open_copy, read_archive
-from cotenant.execute.torch.arrays import array_of, tensor_of
+from cotenant.execute.torch.arrays import tensor_of
 from cotenant.execute.torch.fold import fold
 from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
 from cotenant.execute.torch.index_bounds import bound_indices
@@ -115,8 +116,9 @@ class TorchModel:
         self.joins = False
         modules = dict(archive.program.graph_module.named_children())
         examples = [node.meta["val"] for node in lowered.inputs]
-        self._check = InputCheck(name, self.inputs, examples, lowered.ranges, limits)
-        self.check_values = self._check.check_values
+        self.check = InputCheck(name, self.inputs, examples, lowered.ranges, limits)
+        """Raises TensorError for inputs that the model does not take."""
+        self.check_values = self.check.check_values
         self._cutter = TorchCutter(self._graph, self.dfg, modules)
         self._weights: dict[str, torch.Tensor] = {}
         self._place_weights(weights)
@@ -203,7 +205,7 @@ class TorchModel:
         """Nothing was built for some threads alone."""
 
     def run(
-        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, torch.Tensor]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
@@ -217,9 +219,10 @@ class TorchModel:
         """
         segment, weights = self._segment(start, end)
         if start == 0:
-            self._check(tensors)
+            self.check(tensors)
         names = [tensor.name for tensor in self.inputs] if start == 0 else self.dfg.live(start)
         if segment.device.type == "cpu":
+            assert not isinstance(threads, Team)  # which is for models that it `joins`
             use_threads(threads)
         try:
             with torch.inference_mode():
@@ -236,6 +239,21 @@ class TorchModel:
         values.update(zip(segment.outputs, results, strict=True))
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
         return {name: values[name] for name in wanted if name in values}
+
+    def load_units(
+        self, units: Sequence[int], io: tuple[Sequence[str], Sequence[str]], *, on_host: bool
+    ) -> tuple[Segment, dict[str, torch.Tensor]]:
+        """These units as a function, on the CPU or where the model is, and its weights by name, where the model is.
+
+        `io` are the tensors that the units read from others and make for them. Raises ModelError where the units need a
+        size that they cannot have, or the model is closed.
+        """
+        try:
+            segment = self._cutter.piece(units, *io, torch.device("cpu") if on_host else self._device)
+            return segment, {name: self._weights[name] for name in segment.weights}
+        except (AssertionError, KeyError) as error:
+            reason = f"units {units[0]} to {units[-1]} cannot be run apart ({error})"
+            raise ModelError(self.path, reason, "Open the model, and run its units in a row") from error
 
     def why_eager(self, start: int, end: int) -> str:
         """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""
@@ -344,14 +362,6 @@ class TorchModel:
                 raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
         tensor: torch.Tensor = value
         return tensor if tensor.device == self._device else tensor.to(self._device, non_blocking=True)
-
-
-def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU."""
-    return {
-        name: array_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
 
 
 def _opened(tensor: Tensor) -> Tensor:

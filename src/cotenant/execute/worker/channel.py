@@ -18,7 +18,7 @@ from typing import ClassVar
 import msgspec
 
 from cotenant.errors import CotenantError
-from cotenant.execute.batches import MOST_ANSWER_BYTES
+from cotenant.execute.protocol import MOST_ANSWER_BYTES, Followed
 from cotenant.execute.worker.shared_tensors import Layout
 from cotenant.repository.formats import Arithmetic
 from cotenant.work import PieceTime, Work
@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Open(_Message, frozen=True):
     """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
 
-    `placed` are the placements to follow, see `execute.concurrent.kept.follow`.
+    `follows` is what the model is to follow, by run strategy.
     """
 
     tenant: str
@@ -51,7 +51,7 @@ class Open(_Message, frozen=True):
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
     arithmetic: Arithmetic = Arithmetic()
-    placed: tuple[tuple[int, str], ...] = ()
+    follows: dict[str, Followed] = {}
     max_answer_bytes: int = MOST_ANSWER_BYTES
 
 

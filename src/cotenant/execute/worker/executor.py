@@ -15,10 +15,19 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import ModelGoneError
-from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew, Sessions, WorkerStatus
+from cotenant.execute.protocol import (
+    Loaded,
+    LoadSpec,
+    ModelExecutor,
+    ModelSource,
+    OnEnd,
+    OnGrew,
+    Sessions,
+    WorkerStatus,
+)
 from cotenant.execute.runner import Runner
 from cotenant.execute.sessions import Wanted
-from cotenant.execute.source import ModelSource, source_of
+from cotenant.execute.source import source_of
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.supervisor import WorkerSupervisor
@@ -56,7 +65,7 @@ class ProcessExecutor(BaseExecutor):
         place = str(source.path), str(source.folder.parent), source.folder.name
         sessions = _plain(spec.sessions)
         message = Open(
-            tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed, self.max_answer_bytes
+            tenant, *place, sessions, self._lane_nice, source.arithmetic, dict(source.follows), self.max_answer_bytes
         )
         if not isinstance(model, ModelSource):
             model.close()

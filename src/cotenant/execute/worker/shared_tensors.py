@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import CotenantError
-from cotenant.execute.batches import Pieces, joined
+from cotenant.execute.runner import Pieces, joined
 from cotenant.shortages import Resource, report
 
 MOST_BYTES = 2 << 30

@@ -11,9 +11,9 @@ from pathlib import Path
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.protocol import Tensors, Timing
+from cotenant.execute.protocol import ModelSource, Tensors, Timing
 from cotenant.execute.runner import Runner
-from cotenant.execute.source import ModelSource
+from cotenant.execute.source import open_source
 from cotenant.execute.threads.lanes import run_gently, settle
 from cotenant.execute.warm import warm_up
 from cotenant.execute.worker.channel import (
@@ -156,8 +156,8 @@ class Worker:
 def _open(message: Open) -> Runner:
     """Open the model with its sessions, from what the server opened. Raises ModelError."""
     folder = Path(message.cache_dir) / message.graph
-    how = message.arithmetic, message.placed
-    model = ModelSource(Path(message.path), folder, message.tenant, CPU, *how).open()
+    how = message.arithmetic, message.follows
+    model = open_source(ModelSource(Path(message.path), folder, message.tenant, CPU, *how))
     try:
         for threads, ranges in message.sessions:
             if threads == 1:

@@ -36,8 +36,8 @@ class ListPolicy(BasePolicy):
     one launch may use up before it reaches a boundary. 0 stops at every cut.
     `cautious`: serve waiting queries that are sure to be in time first, with what the predictor's margin adds to their
     latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
-    at the last moment at which they are predicted to be in time is late with half of them. fcfs, sjf and clockwork, the
-    plain orders that others are compared with, are so only where they are told to be.
+    at the last moment at which they are predicted to be in time is late with half of them. fcfs and sjf, the plain
+    orders that others are compared with, are so only where they are told to be.
 
     `widen`: the most lanes of cores that one launch gets, rounded down to a power of two. With 2 and more what starts
     while nobody waits gets the free lanes beside its own where it is predicted quicker by enough, up to its next

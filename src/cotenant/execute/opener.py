@@ -1,0 +1,72 @@
+"""Opening a model file with the engine of its format, to be run as the registered run strategies say."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+
+from cotenant.execute.errors import ModelError
+from cotenant.execute.runner import Runner
+from cotenant.execute.strategy import ModelFile, strategies
+from cotenant.repository.formats import Arithmetic, Format, formats
+from cotenant.work import CPU
+
+
+def engine_of(path: Path) -> Format:
+    """The format of the file, which names the engine that runs it. Raises ModelError for a suffix that none has."""
+    known = formats()
+    found = known.get(path.suffix)
+    if found is None:
+        raise ModelError(path, f"no engine runs files that end in {path.suffix!r}", f"Give one of {', '.join(known)}")
+    return found
+
+
+def open_model(
+    path: Path,
+    *,
+    cache_dir: Path | None = None,
+    name: str = "",
+    device: str = CPU,
+    content: str = "",
+    arithmetic: Arithmetic = Arithmetic(),
+) -> Runner:
+    """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format and the run strategies.
+
+    `name` is for messages, by default the file's stem; `cache_dir` is where copies of its files, and what the engine
+    prepares, are kept. `content` is "", or the name of the folder in there that an earlier opening gave (`graph_path`):
+    that is opened, whatever lies at `path` by now.
+
+    Raises ModelError when the file cannot be read or run, is not the one with that `content`, its engine is not
+    installed, or knows nothing of such an `arithmetic`.
+    """
+    engine = engine_of(path)
+    if importlib.util.find_spec(engine.package) is None:
+        raise ModelError(path, f"it needs {engine.package}, which is not installed", f"Run: {engine.install}")
+    if device.partition(":")[0] not in engine.devices:
+        others = [each.suffix for each in formats().values() if device.partition(":")[0] in each.devices]
+        raise ModelError(
+            path,
+            f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
+            f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
+        )
+    is_exact = arithmetic.precision in ("fp32", "tf32")
+    if not engine.has_arithmetic and not (is_exact and not arithmetic.lays_out):
+        which = "channels_last is true" if is_exact else f"precision is {arithmetic.precision!r}"
+        suffixes = " or ".join(each.suffix for each in formats().values() if each.has_arithmetic)
+        raise ModelError(
+            path, f"{which}, and {engine.package} runs it as it is", f"Leave that out, or export it as {suffixes}"
+        )
+    file = ModelFile(path, cache_dir, name, device, content, arithmetic)
+    opened = partial(_by_engine, engine, file)
+    for strategy in strategies().values():
+        opened = partial(strategy.open, file, opened)
+    return opened()
+
+
+def _by_engine(engine: Format, file: ModelFile) -> Runner:
+    more = {"arithmetic": file.arithmetic} if engine.has_arithmetic else {}
+    given = {"cache_dir": file.cache_dir, "name": file.name, "device": file.device, "content": file.content}
+    made: Runner = resolve_name(engine.opener)(file.path, **given, **more)
+    return made

@@ -1,0 +1,203 @@
+"""Run strategies: ways to run the units of a model beside its engine's own, each of a package that registers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from msgspec import UNSET, UnsetType
+
+from cotenant import registry
+from cotenant.execute.protocol import Followed, Place, Shapes
+from cotenant.execute.runner import Runner
+from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
+from cotenant.graph.dfg import Dfg
+from cotenant.graph.rewrite.rows import RowGraph
+from cotenant.profile.version_table import VersionTable
+from cotenant.repository.formats import Arithmetic
+from cotenant.repository.model_versions import ModelVersion
+from cotenant.work import PieceTime, Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.gpu.chains import Prepared
+    from cotenant.execute.gpu.streams import Named, StreamLane
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model file and how it is to be opened: the arguments of `execute.opener.open_model`."""
+
+    path: Path
+    cache_dir: Path | None
+    name: str
+    device: str
+    content: str
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a strategy may measure of an opened version before it is served, and where.
+
+    `graphs` is the `cache_dir` that the model was opened in. `shares` are those of a GPU that launches may get; cores
+    are any of this machine. `inputs` makes the inputs of a declared shape with some rows.
+    """
+
+    found: ModelVersion
+    graphs: Path
+    shapes: Sequence[Shapes]
+    place: Place
+    shares: Sequence[Share]
+    inputs: Callable[[Shapes, int], Mapping[str, Any]]
+
+
+class WholeLaunch(Protocol):
+    """One launch of a whole model on a stream by a strategy, with the surface of a `SegmentChain`."""
+
+    rows: int
+
+    def fill(self, start: int, values: Named) -> None:
+        """Take the inputs, which lie on the host; rows that are missing become 0. Raises TensorError."""
+
+    def replay(self, start: int, end: int) -> Named:
+        """Submit everything, and give the outputs, wherever they lie."""
+
+    def times(self) -> tuple[PieceTime, ...]:
+        """When each piece ran; called once the launch has ended."""
+
+
+class WholeRun(Protocol):
+    """Runs launches of a whole model in one share of a GPU, one at a time, on the thread of its lane."""
+
+    def launch(self, rows: int, captured: Any = None) -> WholeLaunch:
+        """A launch of so many rows, or of those that `capture` captured."""
+
+    def warm(self, inputs: Named, rows: int) -> WholeLaunch:
+        """Run it until later runs are as fast as they get. Raises what the model does."""
+
+    def capture(self, inputs: Named, rows: int) -> Prepared:
+        """Capture what can be for inputs of these shapes. Raises what `StreamLane.capture` does, and the model."""
+
+
+class RunStrategy:
+    """Base of run strategies: each method does nothing unless a subclass overrides it. One object serves a process.
+
+    A package joins by an entry point of the group `registry.RUN_STRATEGIES` that names a subclass. Every process that
+    opens models loads it: its module imports what is large only where that is used.
+    """
+
+    def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
+        """Open a model to run in this way. Raises ModelError.
+
+        `inner` opens it as the strategies before this one do, the first of them with the engine of its format. What it
+        gives may be wrapped, see `RunnerWrapper`; or the file is opened without it. All processes that open the same
+        `content` have to get models of the same units.
+        """
+        return inner()
+
+    def measures(self, found: ModelVersion) -> str:
+        """What `choose` measures of a version, in words that follow "measuring"; "" where it is not to be called."""
+        return ""
+
+    def choose(self, model: Runner, trial: Trial) -> Mapping[int, float]:
+        """Let a model follow what is measured to gain in some shares, and name that in its `follows`.
+
+        Gives by size of share the part of the time of a plain run that it takes. A profile is of the model with what it
+        follows.
+        """
+        return {}
+
+    def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
+        """Let a model, opened anew by another process, follow what `choose` chose. `graphs` is its `cache_dir`."""
+
+    def on_stream(self, model: Any, share: Share, lane: StreamLane, cores: Sequence[int]) -> WholeRun | None:
+        """What runs launches of the whole of a `StreamModel` in a share of a GPU, with `cores` of the host beside it.
+
+        None where that runs as ever. Called on the thread of the lane, when the model is loaded.
+        """
+        return None
+
+    def versions(
+        self, model: Runner, shapes: Shapes, unit_ns: Sequence[int], whole_ns: Mapping[int, int]
+    ) -> VersionTable | UnsetType:
+        """What the units of a model cost in the versions that launches may ask for, for its profile.
+
+        `unit_ns` are times of the units on one core, `whole_ns` those of the whole by numbers of cores, at `shapes`.
+        """
+        return UNSET
+
+
+@cache
+def strategies() -> Mapping[str, RunStrategy]:
+    """All run strategies by name, in the order in which models are opened by them."""
+    return {name: kind() for name, kind in registry.load_all(registry.RUN_STRATEGIES).items()}
+
+
+def follows_of(model: Runner) -> dict[str, Followed]:
+    """What a model follows, by strategy; those that follow nothing are left out."""
+    return dict(getattr(model, "follows", {}))
+
+
+class RunnerWrapper:
+    """A runner that passes everything on to another one, `inner`; a subclass changes some of it.
+
+    What else the inner one has, as its engine's class does, is found here too. What engines of other packages may lack
+    is here only where the inner one has it.
+    """
+
+    joins: bool
+    if TYPE_CHECKING:
+
+        def row_graph(self, shapes: Shapes) -> RowGraph:
+            """Row graph of the inner model at these shapes of its inputs."""
+
+    def __init__(self, inner: Runner) -> None:
+        self.inner = inner
+        self.path, self.name, self.graph_path, self.files = inner.path, inner.name, inner.graph_path, inner.files
+        self.inputs, self.outputs, self.uncut_reason = inner.inputs, inner.outputs, inner.uncut_reason
+        self.dfg: Dfg = inner.dfg
+        self.unit_count, self.kernels = inner.unit_count, inner.kernels
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
+        """Cuts of the inner model."""
+        return self.inner.suggest_cuts(weights, max_weight)
+
+    def dfg_at(self, shapes: Shapes) -> Dfg:
+        """Graph of the inner model at these shapes of its inputs."""
+        return self.inner.dfg_at(shapes)
+
+    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
+        """Make the inner model ready to run these ranges of units."""
+        self.inner.prepare(ranges, threads)
+
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Let the inner model go of what was made ready for other threads than these."""
+        self.inner.keep(threads)
+
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
+    ) -> dict[str, Any]:
+        """Run units [start, end) of the inner model."""
+        more = {"version": version} if version else {}
+        return self.inner.run(start, end, tensors, threads, **more)
+
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Latency of each unit of the inner model in ns."""
+        return self.inner.unit_ns(inputs)
+
+    def close(self) -> None:
+        """Let go of the inner model."""
+        self.inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

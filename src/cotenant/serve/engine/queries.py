@@ -1,0 +1,120 @@
+"""From a request to a query of the core, from its end to an answer, and from counters to the protocol's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import NamedTuple
+
+from cotenant.core.actions import Respond
+from cotenant.core.events import QueryRefused
+from cotenant.execute.protocol import Tensors
+from cotenant.serve.engine.clock import Clock
+from cotenant.serve.engine.counters import Counters, Sum, TenantCounters
+from cotenant.serve.engine.driver import Driver
+from cotenant.serve.models.served_models import QueryForm, ServedModel
+from cotenant.types import LossCause, Query, priority_rank
+from cotenant.wire.api import (
+    Duration,
+    InferRequest,
+    InferResult,
+    ModelStatistics,
+    ServeError,
+    Status,
+    unanswered,
+)
+
+Done = Callable[[InferResult], None]
+
+
+class EngineFigures(NamedTuple):
+    """Faults of the policy, and of fallbacks, by name and call; whether the fallback serves now; and the part of all
+    lanes that guaranteed rates take."""
+
+    faults: Mapping[tuple[str, str], int] = MappingProxyType({})
+    falls_back: bool = False
+    rated_part: float = 0.0
+
+
+def arrival_of(request: InferRequest, now_ns: int) -> int:
+    """From when the time of a request counts: since its first byte could be read, where the front-end tells that."""
+    return min(request.arrival_ns, now_ns) if request.arrival_ns else now_ns
+
+
+def query_of(
+    served: ServedModel, form: QueryForm, request: InferRequest, counters: Counters, number: int, now_ns: int
+) -> Query:
+    """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
+    tenant, timeout_ns = served.still_served(), request.timeout_ns
+    slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
+    arrival_ns = arrival_of(request, now_ns)
+    if request.arrival_ns:
+        counters.tell_later(number)
+    return Query(
+        id=number,
+        tenant=tenant.name,
+        arrival_ns=arrival_ns,
+        deadline_ns=arrival_ns + slo,
+        rank=priority_rank(request.priority),
+        items=form.items,
+        shape=form.shape,
+        merge_key=form.merge_key,
+        expiry_ns=None if timeout_ns is None else arrival_ns + timeout_ns,
+    )
+
+
+def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
+    """Tell the front-end how a query ended."""
+    if outputs is not None:
+        done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
+    else:
+        done(unanswered(respond.outcome, respond.query, version, respond.reason))
+
+
+@contextmanager
+def told_of_refusals(driver: Driver | None, clock: Clock, request: InferRequest, tenant: str | None) -> Iterator[None]:
+    """Those who look on hear of a request that a tenant, None for an unknown one, cannot take at the moment."""
+    try:
+        yield
+    except ServeError as error:
+        if error.status is Status.UNAVAILABLE and driver is not None and tenant is not None:
+            came_ns = request.arrival_ns or clock.now_ns()
+            driver.post(QueryRefused(tenant, came_ns, LossCause.GONE, error.message))
+        raise
+
+
+def waiting_of(driver: Driver | None) -> Mapping[str, int]:
+    """Queries that wait for their first launch, by tenant; none before the start."""
+    if driver is None:
+        return {}
+    return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
+
+
+def figures_of(driver: Driver | None) -> EngineFigures:
+    """What the metrics page tells of the engine; nothing before the start."""
+    if driver is None:
+        return EngineFigures()
+    return driver.read(lambda engine: EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part))
+
+
+def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
+    """What the protocol tells of a model's counters."""
+    counted = known or TenantCounters(slo_ns=1)
+    return ModelStatistics(
+        name=name,
+        version=version,
+        last_inference_ms=counted.last_ms,
+        inference_count=counted.rows,
+        execution_count=counted.launches,
+        success=_duration(counted.success),
+        fail=_duration(counted.fail),
+        queue=_duration(counted.queue),
+        compute_input=_duration(counted.compute_input),
+        compute_infer=_duration(counted.compute_infer),
+        compute_output=_duration(counted.compute_output),
+    )
+
+
+def _duration(total: Sum) -> Duration:
+    return Duration(total.count, total.ns)

@@ -1,0 +1,277 @@
+"""Models that are served: what clients are told of them and how a request becomes a query."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET, Struct
+
+from cotenant.config import NS_PER_MS
+from cotenant.errors import ConfigError
+from cotenant.execute.opener import engine_of
+from cotenant.execute.protocol import Loaded
+from cotenant.graph.datatypes import numpy_type
+from cotenant.graph.dfg import Tensor
+from cotenant.measure.inputs import DeclaredShape
+from cotenant.measure.load_spec import VersionFacts
+from cotenant.measure.opening import remember_verdict
+from cotenant.profile.merging import SINGLE, Merging
+from cotenant.profile.profile_file import ModelProfile
+from cotenant.types import Tenant
+from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
+from cotenant.wire.codec import DATATYPE_OF, shown, validate
+from cotenant.wire.config_keys import config_tensor
+from cotenant.wire.model_limits import check_model
+from cotenant.work import CPU
+
+_log = logging.getLogger("cotenant.merging")
+_MOST_MERGE_KEYS = 4096
+"""Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
+
+_NEXT_KEY = itertools.count()
+"""One count for all models: what was checked against one never has the key of another shape of its successor."""
+
+
+class _NotLoaded:
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+NOT_LOADED: Loaded = _NotLoaded()
+"""What the executor has of a model before it has loaded it."""
+
+
+class QueryForm(Struct, frozen=True, gc=False):
+    """What the core needs to know of a request's tensors."""
+
+    items: int
+    shape: int
+    merge_key: int
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model version in service. `tenant` is its owner in the core; `loaded` is what the executor has of it."""
+
+    opened: VersionFacts
+    profile: ModelProfile
+    tenant: Tenant
+    metadata: ModelMetadata
+    loaded: Loaded
+    _by_elements: tuple[tuple[int, int], ...]
+    _texts: tuple[str, ...]
+    """Inputs that the engine takes as text."""
+    is_over: bool = False
+    """It is not served any more, whether or not another one is under its name."""
+    merging: Merging = SINGLE
+    """Whether its queries are merged now, and how that is known."""
+    _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+
+    @property
+    def merges(self) -> bool:
+        """Whether its queries are merged."""
+        return self.merging.is_allowed
+
+    @property
+    def batching(self) -> str:
+        """What merging needs, as the configuration says."""
+        return self.opened.found.config.model.batching
+
+    def end_merging(self, reason: str) -> None:
+        """Merge none of its further queries, for the life of this process: each gets a merge key of its own."""
+        self.merging = Merging("refused", reason)
+        remember_verdict(self.opened.digest, self.merging)
+        _log.error("model %r: its queries run alone from now on: %s", self.metadata.name, reason)
+
+    @property
+    def version(self) -> str:
+        """As it stands on the wire."""
+        return str(self.opened.found.version)
+
+    @property
+    def counted_as(self) -> str:
+        """Under what name its queries are counted."""
+        return self.tenant.name
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Whom its queries are of: one tenant."""
+        return (self.tenant.name,)
+
+    def still_served(self) -> Tenant:
+        """Its tenant, for a query in the making, under the driver's lock.
+
+        Raises ServeError (UNAVAILABLE) when it is over: its successor was never asked whether it takes the query.
+        """
+        if self.is_over:
+            sentence = f"model {self.metadata.name!r} was reloaded or unloaded at that very moment: send it again"
+            raise ServeError(Status.UNAVAILABLE, sentence)
+        return self.tenant
+
+    def form(self, request: InferRequest) -> QueryForm:
+        """Check a request and say what it means for scheduling. Raises ServeError (INVALID_ARGUMENT)."""
+        validate(request, self.metadata)
+        batched = self.metadata.max_batch_size > 0
+        arrays = [request.inputs[spec.name] for spec in self.metadata.inputs]
+        items = len(arrays[0]) if batched else 1
+        if batched and len(arrays) > 1 and any(len(array) != items for array in arrays):
+            rows = ", ".join(
+                f"{spec.name!r} has {len(array)}" for spec, array in zip(self.metadata.inputs, arrays, strict=True)
+            )
+            raise ServeError(
+                Status.INVALID_ARGUMENT,
+                f"model {self.metadata.name!r}: inputs differ in their number of rows: {rows}; expected one batch",
+            )
+        for name in self._texts:
+            _check_text(self.metadata.name, name, request.inputs[name])
+        row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
+        key = self._merge_keys.get(row_shapes)
+        if not self.merging.is_allowed and batched:
+            key = next(_NEXT_KEY)
+        elif key is None:
+            if len(self._merge_keys) >= _MOST_MERGE_KEYS:
+                self._merge_keys.clear()  # the numbers go on, so that no key ever stands for two shapes
+            key = self._merge_keys.setdefault(row_shapes, next(_NEXT_KEY))
+        return QueryForm(items, self._nearest_shape(arrays, items), key)
+
+    def _nearest_shape(self, arrays: list[Array], items: int) -> int:
+        """The smallest declared shape with at least as many elements per row; else the largest."""
+        if len(self._by_elements) == 1:
+            return 0
+        elements = sum([array.size for array in arrays]) // items
+        at = bisect_left(self._by_elements, (elements, 0))
+        return self._by_elements[min(at, len(self._by_elements) - 1)][1]
+
+    @property
+    def shapes(self) -> tuple[DeclaredShape, ...]:
+        """The declared shapes, each by input."""
+        return self.opened.shapes
+
+    def config(self) -> dict[str, Any]:
+        """The configuration in the keys of the protocol's model configuration extension."""
+        meta = self.metadata
+        config: dict[str, Any] = {
+            "name": meta.name,
+            "platform": meta.platform,
+            "backend": engine_of(self.opened.found.path).backend,
+            "max_batch_size": meta.max_batch_size,
+            "version_policy": {"latest": {"num_versions": len(meta.versions)}},
+            "input": [config_tensor(spec, batched=meta.max_batch_size > 0) for spec in meta.inputs],
+            "output": [config_tensor(spec, batched=meta.max_batch_size > 0) for spec in meta.outputs],
+            "parameters": {
+                "slo_ms": {"string_value": f"{self.tenant.slo_ns / NS_PER_MS:g}"},
+                "tenant": {"string_value": self.tenant.name},
+                "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.shapes])},
+                "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
+                "merging": {"string_value": self.merging.told},
+            },
+        }
+        kind = "cores" if self.opened.device == CPU else "sms"
+        for name, ratios in self.opened.gains.items():
+            for size, ratio in ratios.items():
+                text = f"by {name}: {ratio:.2f} of the time of a sequential run"
+                config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
+        if meta.max_batch_size:
+            config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
+        return config
+
+    @property
+    def smallest_shape(self) -> int:
+        """The declared shape with the fewest elements, by its number: the least that a query can ask for."""
+        return self._by_elements[0][1]
+
+
+def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
+    return {name: list(dims) for name, dims in shape.items()}
+
+
+CutsOf = Callable[[VersionFacts, tuple[int, ...]], tuple[int, ...]]
+"""Gives the units at which a model may be left, from those of its profile."""
+
+
+def serve_model(
+    opened: VersionFacts,
+    profile: ModelProfile,
+    *,
+    preempt: bool,
+    cuts_of: CutsOf | None = None,
+) -> ServedModel:
+    """Put a profiled model in service, to be left at the cuts of the profile, or what `cuts_of` makes of them.
+
+    Raises ConfigError when the protocol cannot carry its tensors, or no request with all of its inputs.
+    """
+    config = opened.found.config
+    batched = config.model.max_batch > 1
+    name = opened.found.model
+    cuts = profile.cuts if preempt else (0, opened.unit_count)
+    if cuts_of is not None:
+        cuts = cuts_of(opened, cuts)
+    tenant = Tenant(
+        name=opened.found.tenant,
+        slo_ns=round(config.tenant.slo_ms * NS_PER_MS),
+        cuts=cuts,
+        max_batch=config.model.max_batch,
+        weight=config.tenant.weight,
+        share=config.tenant.share or 0.0,
+        rate=config.tenant.rate or UNSET,
+        priority=config.tenant.priority,
+        max_queue=config.tenant.max_queue,
+        splits=opened.splits if profile.splits is UNSET else profile.splits,
+    )
+    metadata = ModelMetadata(
+        name=name,
+        versions=(str(opened.found.version),),
+        platform=engine_of(opened.found.path).platform,
+        inputs=tuple(_spec(name, tensor) for tensor in opened.inputs),
+        outputs=tuple(_spec(name, tensor) for tensor in opened.outputs),
+        max_batch_size=config.model.max_batch if batched else 0,
+    )
+    check_model(metadata, opened.shapes)
+    by_elements = sorted(
+        (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
+        for index, shape in enumerate(opened.shapes)
+    )
+    texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
+    forms = tuple(by_elements), texts
+    return ServedModel(opened, profile, tenant, metadata, NOT_LOADED, *forms, merging=opened.merging)
+
+
+def _check_text(model: str, name: str, array: Array) -> None:
+    """See to it that each element is UTF-8, before others' queries depend on it. Raises ServeError."""
+    items = array.ravel().tolist()
+    try:
+        b"\0".join(items).decode()  # all at once: no text goes on behind a zero byte
+    except UnicodeDecodeError:
+        at = next(at for at, item in enumerate(items) if not _is_text(item))
+        raise ServeError(
+            Status.INVALID_ARGUMENT,
+            f"model {model!r}: input {name!r} has {shown(items[at])} as element {at}, expected UTF-8 text",
+        ) from None
+
+
+def _is_text(item: bytes) -> bool:
+    try:
+        item.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _spec(model: str, tensor: Tensor) -> TensorSpec:
+    dtype = numpy_type(tensor.dtype)
+    datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
+    if datatype is None:
+        raise ConfigError(
+            f"model {model!r}: tensor {tensor.name!r} is a {tensor.dtype or 'value of unknown type'}, which the "
+            "protocol cannot carry"
+        )
+    if tensor.shape is None:
+        return TensorSpec(tensor.name, datatype, (-1,), is_ranked=False)
+    return TensorSpec(tensor.name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape))

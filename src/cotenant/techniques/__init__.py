@@ -1,0 +1,1 @@
+"""Published systems, one package each; each README.md says which. The base imports none of them."""

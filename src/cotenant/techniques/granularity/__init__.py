@@ -1,0 +1,1 @@
+"""GACER: chunks of batches and synchronisation points between models. See README.md."""

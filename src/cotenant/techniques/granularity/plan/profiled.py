@@ -1,0 +1,99 @@
+"""Tables of models on the lanes of a processor, from what was measured of them: the one place where they come from.
+
+A lane runs one strand at a time: it is a slot, and a unit needs one. What the memory's bandwidth does to lanes beside
+each other is not in these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.techniques.granularity.kernel_table import Column, KernelTable
+from cotenant.techniques.granularity.predict.rules import Occupancy
+from cotenant.techniques.placement.task_profile import ModelTasks
+from cotenant.work import Work
+
+_MIB = 1 << 20
+
+
+def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> KernelTable:
+    """The units of a model on lanes of one core, as they were measured. Rows between those that were are interpolated,
+    further ones take as much more as the last did; no row makes a unit quicker. Behind a chunk all that crosses there
+    is put together, as if all of it had been made in the chunk."""
+    measured = {1: tasks.core} | {rows: each.core for rows, each in tasks.batches.items()}
+    known = sorted(measured)
+    columns = np.array([measured[rows].unit_ns for rows in known], np.float64).T
+    duration = np.array([_at(known, column, batch) for column in columns])
+    crossing = np.zeros(len(tasks.units))
+    for tensor in tasks.tensors:
+        crossing[tensor.producer : max(tensor.readers)] += tensor.size_bytes
+    join_ns = crossing * batch * tasks.join_ns_per_mib / _MIB
+    return replace(lane_table(tenant, tasks.units, duration, lanes, tasks.splits), join_ns=join_ns)
+
+
+def table_of_latencies(
+    tenant: str,
+    table: LatencyTable,
+    batch: int,
+    lanes: int,
+    lane_cores: int,
+    cuts: Sequence[int],
+    splits: Sequence[Sequence[int]],
+) -> KernelTable:
+    """The stretches between the cuts of a model on lanes of so many cores, at its first declared shape, by its latency
+    and the weights of its units: for models that no profile of tasks has. `splits` are of its units."""
+    believed = TablePredictor({tenant: table})
+    duration = [
+        [believed.latency_ns(Work(tenant, 0, rows, start, end), lane_cores) for rows in range(1, batch + 1)]
+        for start, end in pairwise(cuts)
+    ]
+    names = tuple(f"units {start} to {end}" for start, end in pairwise(cuts))
+    runs = [[at for at, cut in enumerate(cuts) if cut in run] for run in splits]
+    columns = np.maximum.accumulate(np.array(duration, np.float64), axis=1)
+    return lane_table(tenant, names, columns, lanes, [run for run in runs if len(run) > 1])
+
+
+def lane_rules(hand_over_ns: int) -> Occupancy:
+    """Lanes of a processor: one call runs all units of a strand, and each wait is a hand-over from one call to another,
+    whether of two members or of all."""
+    return Occupancy(0, 0, hand_over_ns, hand_over_ns, keeps_slots=True)
+
+
+def hand_over_ns(tasks: Sequence[ModelTasks]) -> int:
+    """What it takes from the end of a call to the beginning of the next on another lane, as it was measured."""
+    return max(each.hand_over_ns + each.core.launch_ns for each in tasks)
+
+
+def _at(known: Sequence[int], times: Sequence[float], batch: int) -> list[float]:
+    """Times of 1 to `batch` rows from those of the known ones, of which the first is 1."""
+    found = np.interp(range(1, batch + 1), known, times)
+    if batch > known[-1]:
+        slope = times[-1] / known[-1] if len(known) == 1 else (times[-1] - times[-2]) / (known[-1] - known[-2])
+        for rows in range(known[-1] + 1, batch + 1):
+            found[rows - 1] = times[-1] + max(0.0, slope) * (rows - known[-1])
+    return [float(each) for each in np.maximum.accumulate(found)]
+
+
+def lane_table(
+    tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[Sequence[int]]
+) -> KernelTable:
+    """A table of units that take `duration` [units, rows] in ns on one of so many lanes."""
+    count, batch = duration.shape
+    none = np.zeros_like(duration)
+    return KernelTable(
+        tenant,
+        batch,
+        tuple(units),
+        duration,
+        np.full_like(duration, 1 / lanes),
+        none,
+        none,
+        np.zeros(count),
+        tuple(map(tuple, splits)),
+    )

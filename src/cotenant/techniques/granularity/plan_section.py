@@ -1,0 +1,62 @@
+"""The section of plan files with joint plans: how models that start together run beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from cotenant.errors import PlanError
+from cotenant.files import convert, to_table
+from cotenant.plan_file import PlanSection, SectionCheck
+from cotenant.techniques.granularity.joint_plan import TogetherPlan
+
+TOGETHER = "together"
+"""Name and key of the section."""
+
+
+class _Tables(Struct, frozen=True):
+    together: tuple[TogetherPlan, ...]
+
+
+class TogetherSection(PlanSection):
+    """Joint plans, at most one for each set of models, batches and lanes."""
+
+    keys: ClassVar = (TOGETHER,)
+    comment: ClassVar = "# Made by 'cotenant plan --together'; 'cotenant plan --check' tells whether it holds.\n"
+
+    def read(self, table: dict[str, Any], where: str) -> tuple[TogetherPlan, ...]:
+        """The plans. Whether they hold is for `check` to say."""
+        found = convert(table, _Tables, where, PlanError).together
+        keys = [each.key for each in found]
+        if len(set(keys)) < len(keys):
+            twice = next(each for each in keys if keys.count(each) > 1)
+            names = ", ".join(f"{model}={batch}" for model, batch in twice[0])
+            raise PlanError(
+                f"{where}: [[together]] of {names} is there twice, expected one for each set, batches and lanes"
+            )
+        return found
+
+    def tables(self, content: Sequence[TogetherPlan]) -> dict[str, Any]:
+        """An array of tables."""
+        return {TOGETHER: to_table(content)}
+
+    def check(self, content: Sequence[TogetherPlan], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
+        """Judge each by the tasks that were measured of its members."""
+        from cotenant.techniques.granularity.plan.kept import verdict, words_of
+        from cotenant.techniques.placement.measured_tasks import read_tasks
+
+        measured = read_tasks(roots, {member.model for each in content for member in each.members}, stale=stale)
+        found = [(each, *verdict(each, measured)) for each in content]
+        return SectionCheck(
+            [fault for _, faults, _ in found for fault in faults],
+            [f"{words_of(each)}: it was made from another profile" for each, _, is_stale in found if is_stale],
+        )
+
+    def words(self, content: Sequence[TogetherPlan]) -> list[str]:
+        """Members, lanes, and time before and after."""
+        from cotenant.techniques.granularity.plan.kept import words_of
+
+        return [words_of(each) for each in content]

@@ -1,0 +1,1 @@
+"""Policies that follow joint schedules. Pure."""

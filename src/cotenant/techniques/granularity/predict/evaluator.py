@@ -1,0 +1,293 @@
+"""What a plan of models that start together comes to, by tables of their units and what is believed of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from types import ModuleType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from cotenant.errors import InvalidValueError
+from cotenant.machine_code import compiled_copies, has_compiler
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.kernel_table import Column, KernelTable
+from cotenant.techniques.granularity.predict import kernels
+from cotenant.techniques.granularity.predict.kernels import PARTS, FlatPlan, FlatSet, Floats, Ints, Scratch
+from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
+
+_MEMORY = 20_000
+"""Clusters that are remembered."""
+
+
+class Kernels(NamedTuple):
+    """The functions of `kernels`, in the one form or the other, and how their sequences are made."""
+
+    module: ModuleType
+    is_compiled: bool
+
+    def ints(self, values: Sequence[int]) -> Ints:
+        """Whole numbers in the form that these functions want."""
+        return cast(Ints, np.array(values, dtype=np.int64)) if self.is_compiled else list(values)
+
+    def floats(self, values: Sequence[float] | Column) -> Floats:
+        """Numbers in the form that these functions want."""
+        return cast(Floats, np.array(values, dtype=np.float64)) if self.is_compiled else [float(x) for x in values]
+
+
+PLAIN = Kernels(kernels, False)
+
+
+@cache
+def best_kernels() -> Kernels:
+    """The compiled kernels where numba is installed, else the plain ones, which are many times slower."""
+    return Kernels(compiled_copies((kernels,))[0], True) if has_compiler() else PLAIN
+
+
+class UnitRun(NamedTuple):
+    """A unit of a member as it ran, or one part of it, which had so many rows: times in ns, `need` of all slots."""
+
+    member: int
+    unit: int
+    part: int
+    rows: int
+    start_ns: int
+    end_ns: int
+    need: float
+
+
+@dataclass(frozen=True, slots=True)
+class JointTimeline:
+    """What a plan comes to. `barriers_ns` are the times at which members go on behind each barrier; `residue_ns` is R
+    of Eq. 8: the time that slots are idle, barriers included, in ns of all slots."""
+
+    makespan_ns: int
+    residue_ns: float
+    runs: tuple[UnitRun, ...]
+    barriers_ns: tuple[int, ...]
+
+
+class JointCost(NamedTuple):
+    """Makespan and residue of a plan, both in ns."""
+
+    makespan_ns: float
+    residue_ns: float
+
+
+class JointEvaluator:
+    """Tables of the members of a set and rules of a device, made ready to judge plans. `runs` counts clusters played.
+
+    With barriers a makespan is a sum over clusters, and clusters that were played are remembered. What it makes of a
+    plan it shares with an evaluator of the same members that it is `beside`. Pure for the outside; it holds scratch
+    memory, so that one evaluator, and those beside it, serve one thread at a time.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[KernelTable],
+        rules: Occupancy,
+        kernels: Kernels | None = None,
+        beside: JointEvaluator | None = None,
+    ) -> None:
+        if not tables:
+            raise InvalidValueError("set of models", "tables", 0, "at least one")
+        self.tables = tuple(tables)
+        self.rules = rules
+        self.kernels = kernels or best_kernels()
+        self.runs = 0
+        self._memory: dict[object, JointCost] = {}
+        self._latest: dict[int, tuple[JointPlan, FlatPlan]] = beside._latest if beside is not None else {}
+        self._flat = self._flatten()
+        self._scratch = self._scratch_of()
+        self._ends = tuple(table.size for table in self.tables)
+        self._sizes = [(table.size, table.batch) for table in self.tables]
+        self._stepped = [m for m, table in enumerate(self.tables) if table.has_long_steps]
+
+    @property
+    def streams(self) -> JointPlan:
+        """All members at once, each as one stream: no barrier, no wait, no chunk."""
+        return JointPlan(tuple(JointMember(table.model, table.batch, table.size) for table in self.tables))
+
+    def sequential_ns(self) -> int:
+        """Makespan of one member after another as one stream of one thread: launches run ahead, and nothing waits."""
+        issued, end = 0.0, 0.0
+        for table in self.tables:
+            for duration in table.duration_ns[:, -1].tolist():
+                issued += self.rules.launch_ns
+                end = max(issued, end + self.rules.gap_ns if end else 0.0) + duration
+        return ceil(end)
+
+    def cost(self, plan: JointPlan) -> JointCost:
+        """Makespan and residue of a plan of this set. Raises InvalidValueError for a plan of other members, and one
+        that cannot be carried out: see `cost_if`."""
+        cost = self.cost_if(plan)
+        if cost is None:
+            text = "no circle of waits and barriers, and none inside of what treats rows by themselves together alone"
+            raise InvalidValueError("joint plan", "waits", plan.waits, text)
+        return cost
+
+    def cost_if(self, plan: JointPlan) -> JointCost | None:
+        """As `cost`, None where waits go round in a circle, or a pointer stops a chunk where its units cannot be
+        left."""
+        self._check(plan)
+        if not all(self.tables[m].may_split(*part) for m in self._stepped for part in plan.parts_of(m)):
+            return None
+        if not plan.barriers:
+            return self._cluster(plan, (0,) * len(self._ends), self._ends)
+        makespan, residue = len(plan.barriers) * float(self.rules.barrier_ns), 0.0
+        low = (0,) * len(self._ends)
+        for high in (*plan.barriers, self._ends):
+            cost = self._cluster(plan, low, high)
+            if cost is None:
+                return None
+            makespan += cost.makespan_ns
+            residue += cost.residue_ns
+            low = high
+        return JointCost(makespan, residue + len(plan.barriers) * self.rules.barrier_ns)
+
+    def timeline(self, plan: JointPlan, absent: Sequence[int] = ()) -> JointTimeline:
+        """All that a plan comes to, of those members that are present. Raises as `cost`."""
+        found: list[UnitRun] = []
+        barriers: list[int] = []
+        residue = end = 0.0
+        begins, ends = self._scratch.begin, self._scratch.end
+        for number, (low, high, start, taken) in enumerate(self._played(plan, absent)):
+            if number:
+                residue += start - end
+                barriers.append(round(start))
+            end = start + taken
+            residue += taken - float(self._scratch.area[0])
+            for m, (a, b) in enumerate(zip(low, high, strict=True)):
+                cut = {u: c.rows for c in plan.chunks if c.member == m for u in range(c.start, c.end)}
+                need = np.minimum(self.tables[m].need, 1.0)
+                for u in range(a, b):
+                    for part, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
+                        at = (int(self._flat.first[m]) + u) * PARTS + part
+                        times = (round(start + begins[at]), round(start + ends[at]))
+                        found.append(UnitRun(m, u, part, rows, *times, float(need[u, rows - 1])))
+        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.part))
+        return JointTimeline(ceil(end), residue, tuple(found), tuple(barriers))
+
+    def spans(self, plan: JointPlan) -> tuple[list[list[float]], list[list[float]]]:
+        """When the units of each member begin, in their first parts, and when they have ended: in ns, quicker than a
+        timeline. Raises as `cost`."""
+        begins: list[list[float]] = [[] for _ in self.tables]
+        ends: list[list[float]] = [[] for _ in self.tables]
+        for low, high, start, _ in self._played(plan):
+            for m, (a, b) in enumerate(zip(low, high, strict=True)):
+                first = int(self._flat.first[m])
+                begins[m] += [start + x for x in self._scratch.begin[(first + a) * PARTS : (first + b) * PARTS : PARTS]]
+                ends[m] += [start + x for x in self._scratch.done[first + a : first + b]]
+        return begins, ends
+
+    def _played(
+        self, plan: JointPlan, absent: Sequence[int] = ()
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, float]]:
+        """Play one cluster after another: its units [low, high), when it starts and how long it takes. The scratch
+        holds what is known of it."""
+        self._check(plan)
+        flat, start = self._flat_plan(plan), 0.0
+        low = tuple(end if m in absent else 0 for m, end in enumerate(self._ends))
+        for barrier in (*plan.barriers, self._ends):
+            high = tuple(max(pair) for pair in zip(low, barrier, strict=True))
+            taken = self._play(flat, low, high)
+            if taken < 0:
+                raise InvalidValueError("joint plan", "waits", plan.waits, "no circle of waits and barriers")
+            yield low, high, start, taken
+            start += taken + self.rules.barrier_ns
+            low = high
+
+    def _check(self, plan: JointPlan) -> None:
+        if [(member.units, member.batch) for member in plan.members] != self._sizes:
+            sizes = ", ".join(f"{table.model}:{table.batch} of {table.size} units" for table in self.tables)
+            raise InvalidValueError("joint plan", "members", [member.model for member in plan.members], sizes)
+
+    def _cluster(self, plan: JointPlan, low: tuple[int, ...], high: tuple[int, ...]) -> JointCost | None:
+        key = (
+            low,
+            high,
+            tuple([member.rank for member in plan.members]),
+            tuple([c for c in plan.chunks if low[c.member] < c.end and c.start < high[c.member]]),
+            tuple([w for w in plan.waits if low[w.member] <= w.unit < high[w.member]]),
+        )
+        cost = self._memory.get(key)
+        if cost is None:
+            taken = self._play(self._flat_plan(plan), low, high)
+            if taken < 0:
+                return None
+            cost = JointCost(taken, taken - float(self._scratch.area[0]))
+            if len(self._memory) >= _MEMORY:
+                self._memory.clear()
+            self._memory[key] = cost
+        return cost
+
+    def _play(self, flat: FlatPlan, low: Sequence[int], high: Sequence[int]) -> float:
+        self.runs += 1
+        ints = self.kernels.ints
+        return float(self.kernels.module.play(self._flat, flat, self._scratch, ints(low), ints(high)))
+
+    def _flatten(self) -> FlatSet:
+        ints, floats, rules = self.kernels.ints, self.kernels.floats, self.rules
+        sizes = [table.size for table in self.tables]
+        cells = [table.size * table.batch for table in self.tables]
+        issuing = (Issuing.STREAM, Issuing.MEMBER, Issuing.ALL).index(rules.issuing)
+        flags = (rules.admission is Admission.FILL, rules.shares_rates, rules.keeps_slots)
+
+        def of(name: str) -> Column:
+            return np.concatenate([getattr(table, name).ravel() for table in self.tables])
+
+        return FlatSet(
+            modes=ints([*map(int, flags), issuing]),
+            costs=floats([rules.launch_ns, rules.gap_ns, rules.event_ns]),
+            first=ints(np.cumsum([0, *sizes]).tolist()),
+            cell=ints(np.cumsum([0, *cells]).tolist()),
+            batch=ints([table.batch for table in self.tables]),
+            duration=floats(of("duration_ns")),
+            need=floats(np.minimum(of("need"), 1.0)),
+            compute=floats(of("compute")),
+            bandwidth=floats(of("bandwidth")),
+            join=floats(of("join_ns")),
+        )
+
+    def _scratch_of(self) -> Scratch:
+        members, units = len(self.tables), sum(table.size for table in self.tables)
+        sizes = dict.fromkeys(("chunk", "width", "open", "resume"), members)
+        sizes |= dict.fromkeys(("parts", "done", "issued"), units)
+        sizes |= {"begin": units * PARTS, "end": units * PARTS, "area": 1}
+        whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "parts")
+        made: list[Any] = []
+        for name in Scratch._fields:
+            values = [0] * sizes.get(name, members * PARTS)
+            made.append(self.kernels.ints(values) if name in whole else self.kernels.floats(values))
+        return Scratch(*made)
+
+    def _flat_plan(self, plan: JointPlan) -> FlatPlan:
+        ints = self.kernels.ints
+        known = self._latest.get(0)
+        if known is not None and known[0] is plan:
+            return known[1]
+        chunks, waits = sorted(plan.chunks), sorted(plan.waits)
+        members = range(len(self._ends) + 1)
+        parts = [0]
+        for chunk in chunks:
+            parts.append(parts[-1] + len(chunk.rows))
+            splits = self.tables[chunk.member].may_split(chunk.start, chunk.end)
+            if len(chunk.rows) > PARTS or not splits:
+                raise InvalidValueError("joint plan", "chunk", chunk, f"at most {PARTS} parts of units that split")
+        flat = FlatPlan(
+            rank=ints([member.rank for member in plan.members]),
+            chunk_from=ints([sum(chunk.member < m for chunk in chunks) for m in members]),
+            chunk_start=ints([chunk.start for chunk in chunks]),
+            chunk_end=ints([chunk.end for chunk in chunks]),
+            part_from=ints(parts),
+            part_rows=ints([rows for chunk in chunks for rows in chunk.rows]),
+            wait_from=ints([sum(wait.member < m for wait in waits) for m in members]),
+            wait_unit=ints([wait.unit for wait in waits]),
+            wait_after=ints([wait.after for wait in waits]),
+            wait_until=ints([wait.after_unit for wait in waits]),
+        )
+        self._latest[0] = plan, flat
+        return flat

@@ -1,0 +1,1 @@
+"""Joint schedules in the server."""

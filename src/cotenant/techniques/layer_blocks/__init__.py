@@ -1,0 +1,1 @@
+"""VELTAIR: layer blocks, and layers in several compiled versions. See README.md."""

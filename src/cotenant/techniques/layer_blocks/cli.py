@@ -1,0 +1,79 @@
+"""`cotenant compile`: make kernels for the layers of a repository's models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
+from cotenant.cli.profile import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cotenant.report.fitted_table import FittedTable
+    from cotenant.techniques.layer_blocks.measure.compile_campaign import CompiledResult
+
+
+def compile_(
+    repository: Repository,
+    candidates: Annotated[int, typer.Option(min=1, max=100_000, help="Kernels to try for each layer.")] = 20,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=LONGEST_S,
+            callback=a_number,
+            help="Seconds after which no further kernel is tried.",
+            show_default="as long as it takes",
+        ),
+    ] = None,
+    pressure: Annotated[
+        bool,
+        typer.Option(
+            "--pressure", help="Also measure kernels beside others who use the memory, and keep versions for that."
+        ),
+    ] = False,
+    lanes: Lanes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
+    from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_left_out
+    from cotenant.execute.layout import cores_alone
+    from cotenant.measure.sweep import served_shares
+    from cotenant.techniques.layer_blocks.measure.compile_campaign import (
+        CompileEffort,
+        compile_repository,
+    )
+
+    settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
+    cores_alone(settings.device, "models are compiled")  # not on a GPU
+    effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
+    with progress_bar(quiet=as_json, what="compiling") as on_step:
+        results, errors = compile_repository(repository, served_shares(settings), effort, on_step)
+    if as_json:
+        print_json(msgspec.to_builtins({"models": results, "errors": errors}))
+    else:
+        console = make_console()
+        console.print(results_table(results))
+        print_left_out(console, errors)
+    if errors:
+        raise typer.Exit(1)
+
+
+def results_table(results: Mapping[str, CompiledResult]) -> FittedTable:
+    """A line a model: where it is faster, and where onnxruntime stays."""
+    from cotenant.report.fitted_table import FittedTable
+
+    table = FittedTable("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
+    for name, each in results.items():
+        ratios = ", ".join(f"{ratio:.2f} ({cores} core{'s' * (cores > 1)})" for cores, ratio in each.ratios.items())
+        faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
+        where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"
+        units = f"{each.units} of {each.of_units}"
+        error = "other answers" if each.error is None else f"{each.error:.0e}"
+        table.add_row(name, units, str(each.layers), str(each.versions), ratios, where, error)
+    return table

@@ -1,0 +1,39 @@
+"""The run strategy of compiled kernels: models of ONNX that `cotenant compile` chose kernels for run on those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from cotenant.execute.protocol import Shapes
+from cotenant.execute.runner import Runner
+from cotenant.execute.strategy import ModelFile, RunStrategy
+from cotenant.profile.version_table import VersionTable
+from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FOLDER
+
+
+class KernelStrategy(RunStrategy):
+    """Opens models with the kernels that were chosen for them on this machine.
+
+    Such a model has a graph of its own, in the layout of ONNX, so its engine does not open it before.
+    """
+
+    def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
+        """See RunStrategy. Where kernels cannot be used, a warning says why, and the model runs as without them."""
+        if file.path.suffix != ".onnx" or file.cache_dir is None or not (file.cache_dir / FOLDER / CHOICES).is_dir():
+            return inner()
+        from cotenant.techniques.layer_blocks.execute.loaded_kernels import open_chosen
+
+        return open_chosen(file, file.cache_dir) or inner()
+
+    def versions(
+        self, model: Runner, shapes: Shapes, unit_ns: Sequence[int], whole_ns: Mapping[int, int]
+    ) -> VersionTable | UnsetType:
+        """See RunStrategy."""
+        if not model.kernels:
+            return UNSET
+        from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+        from cotenant.techniques.layer_blocks.measure.version_costs import version_costs
+
+        return version_costs(model, shapes, unit_ns, whole_ns) if isinstance(model, CompiledModel) else UNSET

@@ -1,0 +1,74 @@
+"""Removing what nothing uses any more from the store of a repository: choices, candidates, libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from cotenant.files import load
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.store import LIBRARIES, KernelCandidate, Store
+from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FORMAT, KernelChoice
+
+
+def sweep(store: Store, backend: CKernel, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
+    """Remove what no model needs; gives the keys of the libraries removed.
+
+    `problems` and `contents` are those of the models there are. Kept is what a choice of one of them names, what a
+    running process has in memory (unlinking would be safe, but its worker may start again and load it anew), and
+    every candidate for their layers that `backend` would make again like that.
+    """
+    in_use = mapped(store.folder / LIBRARIES)
+    named = _chosen(store, contents, in_use)
+    return store.drop(_stale(store, backend, problems, named), in_use | named)
+
+
+def mapped(folder: Path) -> set[str]:
+    """Names without their ending of the files in a folder that other processes have in memory, as far as we may see."""
+    found: set[str] = set()
+    within = f"{folder.resolve()}{os.sep}"
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        try:
+            lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        for line in lines:
+            _, _, name = line.partition(within)
+            if name:
+                found.add(name.removesuffix(" (deleted)").removesuffix(".so"))
+    return found
+
+
+def _chosen(store: Store, contents: Collection[str], in_use: Collection[str]) -> set[str]:
+    """What the choices name; those of models that are gone, and which nobody runs, are removed."""
+    named: set[str] = set()
+    for path in sorted((store.folder / CHOICES).glob("*.json")):
+        try:
+            choice = load(path, KernelChoice, FORMAT, CompileError, "")
+        except CompileError:
+            path.unlink(missing_ok=True)  # nothing can load it
+            continue
+        names = {name for kernels in choice.kernels for name in kernels.libraries}
+        if path.stem in contents or not names.isdisjoint(in_use):
+            named |= names
+        else:
+            path.unlink(missing_ok=True)
+    return named
+
+
+def _stale(
+    store: Store, backend: CKernel, problems: Collection[Problem], named: Collection[str]
+) -> Callable[[KernelCandidate], bool]:
+    def is_stale(candidate: KernelCandidate) -> bool:
+        if candidate.name in named:
+            return False
+        if candidate.problem not in problems or candidate.library.maker != store.maker:
+            return True
+        return not backend.is_current(candidate, store)
+
+    return is_stale

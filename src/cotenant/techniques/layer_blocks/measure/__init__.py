@@ -1,0 +1,1 @@
+"""Measuring compiled versions of layers."""

@@ -1,0 +1,325 @@
+"""The campaign that compiles the models of a repository: kernels found, versions chosen, judged by onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from cotenant.errors import ConfigError
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.threads.lanes import pin
+from cotenant.measure.campaign import OnStep, leaving_out
+from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.repository import ModelVersion, find_versions, graphs_path, model_names
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, Reading, single_pass, with_fastest
+from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.execute.choice import (
+    FORMAT,
+    ChosenKernels,
+    KernelChoice,
+    choice_path,
+    save_choice,
+)
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import apply, runtime_of, store_of
+from cotenant.techniques.layer_blocks.execute.sweep import sweep
+from cotenant.techniques.layer_blocks.measure.kernel_judge import DIFFERS, error_of, judged_error
+from cotenant.techniques.layer_blocks.measure.version_pressure import pressure_bench, versions_by_level
+from cotenant.work import Share
+
+_ROUNDS = 45
+_SLACK_NS = 15_000_000_000
+"""Fewer rounds where they would take longer than this."""
+_NO_SLOWER = 1.0
+"""Of onnxruntime's time: units that take longer than this part of it stay with onnxruntime."""
+_GAIN = 0.97
+"""A model runs on kernels where the whole takes at most this part of _NO_SLOWER: equal ways differ by up to 3 %
+(docs/decisions/0058-plans-win-by-a-margin.md)."""
+_TOLERANCE = 1e-3
+
+
+class CompiledResult(Struct, frozen=True):
+    """What became of a model: units on kernels, of all; layers, and versions of them; time over onnxruntime's by the
+    number of cores (CPU time on one core, wall time on more), none where no kernel runs; largest relative error of an
+    output, None where an answer differs in its shape, integers, NaN or infinities: then onnxruntime stays."""
+
+    units: int
+    of_units: int
+    layers: int
+    versions: int
+    ratios: dict[int, float]
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEffort:
+    """Candidates a layer, and seconds in all: after them nothing is built that is not needed."""
+
+    candidates: int = CANDIDATES
+    budget_s: float = float("inf")
+    under_pressure: bool = False
+    """Also measure candidates beside others who use the memory, and keep versions for that."""
+
+
+@dataclass(slots=True)
+class _Opened:
+    found: ModelVersion
+    compiled: CompiledModel
+    plain: SegmentedModel
+    shapes: tuple[DeclaredShape, ...]
+    problems: list[Problem]
+
+
+def compile_repository(
+    root: Path, lanes: Sequence[Share], effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
+) -> tuple[dict[str, CompiledResult], dict[str, str]]:
+    """Compile every ONNX model of a repository for the shapes that it declares; gives results, and errors, by model.
+
+    It may be interrupted and goes on where it stopped. Raises CompileError where there is no compiler, ConfigError
+    where there is no model of ONNX.
+    """
+    backend, store = CKernel(find_compiler()), store_of(graphs_path(root))
+    results: dict[str, CompiledResult] = {}
+    errors: dict[str, str] = {}
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        opened = _opened(root, store, errors, stack)
+        order = _by_weight(opened, errors, root)
+        try:
+            cores = tuple(dict.fromkeys(core for lane in lanes for core in lane.cores))
+            pin(cores[:1])
+            more = len(opened) + len(order) * effort.under_pressure
+            failed: dict[Problem, str] = {}
+            found = _searched(order, store, backend, effort, len(before), on_step, more, failed)
+            pressed: Mapping[Problem, Mapping[str, Sequence[float]]] = {}
+            most = 0
+            if effort.under_pressure:
+                pressed, most = _pressed(found, store, cores, on_step, len(order), len(opened), failed)
+            for at, each in enumerate(opened):
+                name = each.found.tenant
+                on_step(len(order) + more - len(opened) + at, len(order) + more, f"{name} against onnxruntime")
+                with leaving_out(errors, name):
+                    for problem in each.problems:
+                        if problem in failed:
+                            raise CompileError(f"{_words(problem)}: {failed[problem]}")
+                    results[name] = _judged(root, each, found, pressed, most, store, lanes)
+        finally:
+            os.sched_setaffinity(0, before)
+        on_step(len(order) + more, len(order) + more, "")
+        if not errors:  # of a model that could not be opened nobody knows what it needs
+            sweep(store, backend, set(order), {_content(each) for each in opened})
+    return results, errors
+
+
+def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) -> list[_Opened]:
+    made = []
+    for model in model_names(root):
+        with leaving_out(errors, model):
+            for found in find_versions(root, model, {}):
+                if found.path.suffix != ".onnx":
+                    continue
+                cache = graphs_path(root)
+                compiled = stack.enter_context(CompiledModel.open(found.path, cache_dir=cache, name=found.tenant))
+                plain = stack.enter_context(SegmentedModel.open(found.path, cache_dir=cache, name=found.tenant))
+                shapes = check_shapes(found.tenant, compiled.inputs, found.config.model.shapes)
+                problems: dict[Problem, None] = {}
+                for shape in shapes if not compiled.uncut_reason else ():
+                    by_unit = compiled.planner(shape, store.target.lanes).problems()
+                    problems |= dict.fromkeys(each for unit in by_unit.values() for each in unit)
+                made.append(_Opened(found, compiled, plain, shapes, list(problems)))
+    return made
+
+
+def _content(each: _Opened) -> str:
+    """The content of a model, as `content_of` gives it."""
+    return each.plain.graph_path.parent.name[:32]
+
+
+def _by_weight(opened: Sequence[_Opened], errors: Mapping[str, str], root: Path) -> list[Problem]:
+    """What all models ask for, the most work first. Raises ConfigError where there is no model."""
+    if not opened and not errors:
+        raise ConfigError(f"{root}: holds no model of ONNX, and others are not compiled")
+    weights: dict[Problem, int] = {}
+    for each in opened:
+        for problem in each.problems:
+            weights[problem] = weights.get(problem, 0) + problem.macs
+    return sorted(weights, key=lambda problem: -weights[problem])
+
+
+def _words(problem: Problem) -> str:
+    high, wide = problem.kernel
+    plane = f"{problem.height} x {problem.width}"
+    return f"{problem.channels} to {problem.filters} channels, {plane}, {high} x {wide}"
+
+
+def _searched(
+    order: Sequence[Problem],
+    store: Store,
+    backend: CKernel,
+    effort: CompileEffort,
+    workers: int,
+    on_step: OnStep,
+    more: int,
+    failed: dict[Problem, str],
+) -> dict[Problem, list[KernelCandidate]]:
+    """Candidates of each problem, or why it `failed`. Where the budget ends, those that have none yet get one."""
+    deadline = time.monotonic() + effort.budget_s
+    each = SearchEffort(effort.candidates, deadline, workers)
+    found = {}
+    for at, problem in enumerate(order):
+        on_step(at, len(order) + more, _words(problem))
+        with leaving_out(failed, problem):
+            found[problem] = search(problem, store, backend, each)
+    return found
+
+
+def _pressed(
+    found: Mapping[Problem, Sequence[KernelCandidate]],
+    store: Store,
+    cores: Sequence[int],
+    on_step: OnStep,
+    before: int,
+    more: int,
+    failed: dict[Problem, str],
+) -> tuple[dict[Problem, Mapping[str, Sequence[float]]], int]:
+    """Times of all candidates under pressure, and what all cores drew from the memory in bytes a second.
+
+    `failed` gets the reasons of problems that cannot be measured. Raises ConfigError where there is nobody to make it.
+    """
+    if len(cores) < 2:
+        raise ConfigError("kernels are measured under pressure beside others: it needs two cores at least")
+    times: dict[Problem, Mapping[str, Sequence[float]]] = {}
+    with pressure_bench(cores) as bench:
+        for at, (problem, each) in enumerate(found.items()):
+            on_step(before + at, 2 * before + more, f"{_words(problem)}, beside others")
+            with leaving_out(failed, problem):
+                times[problem] = bench.times(problem, each, store, runtime_of(store))
+    return times, bench.most_bytes_per_s
+
+
+def _judged(
+    root: Path,
+    each: _Opened,
+    found: Mapping[Problem, Sequence[KernelCandidate]],
+    pressed: Mapping[Problem, Mapping[str, Sequence[float]]],
+    most: int,
+    store: Store,
+    lanes: Sequence[Share],
+) -> CompiledResult:
+    """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
+    model = each.compiled
+    sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
+    kernels = tuple(
+        _chosen(problem, found[problem], pressed.get(problem, {}), list(sizes)) for problem in each.problems
+    )
+    apply(model, KernelChoice(FORMAT, model.unit_count, kernels), store)
+    plans = [model.prepared(shape).plan for shape in each.shapes] if each.problems else []
+    if not any(any(plan.ours) for plan in plans):
+        choice_path(graphs_path(root), _content(each)).unlink(missing_ok=True)
+        return CompiledResult(0, model.unit_count, len(each.problems), 0, {}, 0.0)
+    left_out = _slower(model, each.shapes)
+    choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
+    apply(model, choice, store)
+    ratios: dict[int, float] = {}
+    error = max(judged_error(model, each.plain, shape) for shape in each.shapes)
+    for cores in sizes.values():
+        threads = cores if len(cores) > 1 else 1
+        calls = _calls(each, threads)
+        for compiled, plain in calls:
+            error = max(error, error_of(compiled(), plain()))
+        ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
+    planned = model.prepared(each.shapes[0])
+    if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _GAIN * _NO_SLOWER:
+        choice_path(graphs_path(root), _content(each)).unlink(missing_ok=True)
+    else:
+        slow = tuple(count for count, ratio in ratios.items() if ratio > _GAIN * _NO_SLOWER)
+        kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
+        save_choice(choice_path(graphs_path(root), _content(each)), kept)
+    ours = sum(planned.plan.ours)
+    told = None if error == DIFFERS else error
+    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, told)
+
+
+def _chosen(
+    problem: Problem,
+    candidates: Sequence[KernelCandidate],
+    times: Mapping[str, Sequence[float]],
+    sizes: Sequence[int],
+) -> ChosenKernels:
+    if not times:
+        return ChosenKernels(problem, tuple(versions_of(candidates, sizes)))
+    by_level = versions_by_level(times)
+    names = (*by_level, *(name for name in _wide(candidates, sizes) if name not in by_level))
+    return ChosenKernels(problem, names, tuple(tuple(max(1, round(ns)) for ns in times[name]) for name in names))
+
+
+def _wide(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
+    """The fastest on each of these numbers of cores."""
+    loaded = {c.name: KernelVersion(0, c.tasks, c.cpu_ns) for c in candidates}
+    return [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
+
+
+def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
+    """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
+    choice of Algorithm 1 among those within twice the fastest."""
+    readings = [Reading(c.name, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
+    chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
+    return list(dict.fromkeys([chosen[0], *_wide(candidates, sizes), *chosen]))
+
+
+def _slower(model: CompiledModel, shapes: Sequence[DeclaredShape]) -> tuple[int, ...]:
+    """Units of stretches that onnxruntime runs in less time, layouts changed at their edges included."""
+    slow: dict[int, None] = {}
+    for shape in shapes:
+        times = model.stretch_ns(make_inputs(model.inputs, shape, 1, False))
+        for (start, end), (ours, theirs) in times.items():
+            if ours > theirs * _NO_SLOWER:
+                slow |= dict.fromkeys(range(start, end))
+    return tuple(slow)
+
+
+Call = Callable[[], Mapping[str, Any]]
+
+
+def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Call]]:
+    """For each shape, a run of the whole on kernels and one on onnxruntime."""
+    made = []
+    for shape in each.shapes:
+        inputs = make_inputs(each.plain.inputs, shape, 1, False)
+
+        def on(model: SegmentedModel, inputs: Mapping[str, Any] = inputs) -> Call:
+            model.prepare([(0, model.unit_count)], threads)
+            return lambda: model.run(0, model.unit_count, inputs, threads)
+
+        made.append((on(each.compiled), on(each.plain)))
+    return made
+
+
+def _ratio(ours: Call, theirs: Call, *, is_wall: bool) -> float:
+    """Lower quartiles of interleaved runs, one over the other."""
+    clock = time.perf_counter_ns if is_wall else time.thread_time_ns
+    samples: tuple[list[int], list[int]] = ([], [])
+    began = time.perf_counter_ns()
+    for _ in range(_ROUNDS):
+        for call, into in zip((ours, theirs), samples, strict=True):
+            start = clock()
+            call()
+            into.append(clock() - start)
+        if time.perf_counter_ns() - began > _SLACK_NS:
+            break
+    first, second = (float(np.quantile(each, 0.25, method="lower")) for each in samples)
+    return first / max(1.0, second)

@@ -1,0 +1,89 @@
+"""What the units of a compiled model cost in each of their versions, for its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+
+_SLOWED = 1.02
+"""What takes no longer than this under pressure, times its time alone, is not told from what is not slowed down."""
+_NS_PER_S = 1_000_000_000
+
+
+def version_costs(
+    model: CompiledModel, shapes: Mapping[str, Sequence[int]], unit_ns: Sequence[int], whole_ns: Mapping[int, int]
+) -> VersionTable | UnsetType:
+    """The table of a model at some shapes of its inputs, whose kernels were measured under pressure; else unset.
+
+    `unit_ns` are times of the units on one core, `whole_ns` those of the whole by numbers of cores: all units together
+    take that. A unit takes by its kernels' tasks and times what it would in another version, or on more cores; one of
+    onnxruntime's gains from cores what the whole does. What a unit moves is what explains its time under the most
+    pressure, where it gets its cores' part of the memory's bandwidth; where that does not slow it down, what its graph
+    counts, and no more than would.
+    """
+    by_unit = model.unit_kernels(shapes)
+    levels = max((len(each.level_ns) for kernels in by_unit for versions in kernels for each in versions), default=0)
+    if not levels or not model.most_bytes_per_s:
+        return UNSET
+    cores = sorted(whole_ns)
+    counted = [unit.weight_bytes + unit.read_bytes + unit.write_bytes for unit in model.dfg_at(shapes).units]
+    per_core = model.most_bytes_per_s / cores[-1] / _NS_PER_S
+    found: list[tuple[list[list[float]], list[float], list[int]]] = []
+    for unit, kernels in enumerate(by_unit):
+        chosen = [tuple(pick(versions, level, 1) for versions in kernels) for level in range(levels)]
+        distinct = list(dict.fromkeys(chosen))
+        times, moved = [], []
+        alone = sum(versions[0].cpu_ns for versions in kernels)
+        for each in distinct:
+            times.append([_on(unit_ns[unit], kernels, each, alone, count, whole_ns) for count in cores])
+            slowdown = _slowdown(each)
+            most = times[-1][0] * slowdown * per_core
+            moved.append(most if slowdown > _SLOWED else min(most, counted[unit]))
+        found.append((times, moved, [distinct.index(each) for each in chosen]))
+    scales = [
+        whole_ns[count] / sum(times[by_level[0]][at] for times, _, by_level in found) for at, count in enumerate(cores)
+    ]
+    units = tuple(
+        UnitVersions(
+            tuple(
+                Implementation(
+                    tuple(cores),
+                    tuple(max(1, round(ns * scale)) for ns, scale in zip(taken, scales, strict=True)),
+                    (round(bytes_),) * len(cores),
+                )
+                for taken, bytes_ in zip(times, moved, strict=True)
+            ),
+            tuple(by_level),
+        )
+        for times, moved, by_level in found
+    )
+    return VersionTable(cores[-1], levels, model.most_bytes_per_s, units)
+
+
+def _on(
+    unit_ns: int,
+    kernels: Sequence[Sequence[KernelVersion]],
+    chosen: Sequence[KernelVersion],
+    alone_ns: int,
+    cores: int,
+    whole_ns: Mapping[int, int],
+) -> float:
+    """Time of a unit with these kernels on some cores: the first version of a layer is whatever is fastest there."""
+    if not kernels:
+        return unit_ns * whole_ns[cores] / whole_ns[min(whole_ns)]
+    taken = sum(
+        (pick(versions, 0, cores) if each == versions[0] else each).ns_on(cores)
+        for versions, each in zip(kernels, chosen, strict=True)
+    )
+    return unit_ns * taken / max(1, alone_ns)
+
+
+def _slowdown(chosen: Sequence[KernelVersion]) -> float:
+    """Under the most pressure, on one core; 1 where nothing was measured."""
+    alone = sum(each.level_ns[0] for each in chosen if each.level_ns)
+    return sum(each.level_ns[-1] for each in chosen if each.level_ns) / alone if alone else 1.0

@@ -1,0 +1,88 @@
+"""What all policies of blocks have in common: lanes of one size, any union of which a launch may get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import Decision, DropRule, Snapshot
+from cotenant.policies.base import CheckedOptions
+from cotenant.policies.desk import Key
+from cotenant.techniques.layer_blocks.policy.floor import Floor
+from cotenant.techniques.layer_blocks.policy.tables import ModelTables
+from cotenant.types import Query, Tenant
+from cotenant.work import Share
+
+Target = Annotated[float, Meta(gt=0, le=1)]
+"""The share of the SLO that is planned for."""
+FEW_LANES = 4
+"""Of so many lanes all unions are named as shares, so that executors prepare them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPolicy(CheckedOptions):
+    """A policy of blocks without `decide`: it launches in any union of its lanes, which are of one size.
+
+    `drop`: when waiting queries are given up. Raises InvalidValueError when there is no lane, lanes differ in size or
+    device, or `drop` is not a DropRule.
+    """
+
+    lanes: tuple[Share, ...]
+    drop: DropRule = DropRule.HOPELESS
+    target: Target = 0.9
+    shares: tuple[Share, ...] = field(init=False, repr=False, compare=False)
+    """The lanes, and where they are few all unions of them, else the union of all."""
+
+    preempt: ClassVar[bool] = True
+    cautious: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+    plans: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self.check("lanes", bool(self.lanes), "at least one partition")
+        alike = {(lane.size, lane.device, lane.first) for lane in self.lanes}
+        self.check("lanes", len(alike) == 1, "partitions of one size on one device: blocks get any number of them")
+        self.check("drop", isinstance(self.drop, DropRule), "a DropRule")
+        self.check("target", 0 < self.target <= 1, "a share above 0, up to 1")
+        count = len(self.lanes)
+        sizes = range(1, count + 1) if count <= FEW_LANES else (1, count)
+        found = [
+            Share(tuple(sorted(core for lane in some for core in lane.cores)), some[0].device, some[0].first)
+            for size in sizes
+            for some in combinations(self.lanes, size)
+        ]
+        object.__setattr__(self, "shares", tuple(dict.fromkeys((*self.lanes, *found))))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether versions are chosen by the pressure of the moment."""
+        return self.adapts
+
+    @property
+    def byte_price(self) -> float:
+        """What traffic costs in plans, as a part of what the whole machine costs for the time that it takes."""
+        return 0.0
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, arrival)."""
+        return (tenant.rank, query.id)
+
+    def floor(self, snapshot: Snapshot, memory: object) -> Floor:
+        """The rows of a decision, and the tables that it looks up, which are the policy's memory."""
+        if not isinstance(memory, ModelTables):
+            memory = ModelTables(
+                self.lanes,
+                adapts=self.is_adaptive,
+                target=self.target,
+                plans=self.plans,
+                memory=self.byte_price,
+            )
+        return Floor(snapshot, self.lanes, memory, self.drop)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """Decide once. Raises NotImplementedError: subclasses decide."""
+        raise NotImplementedError

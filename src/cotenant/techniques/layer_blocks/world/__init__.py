@@ -1,0 +1,1 @@
+"""Worlds in which cores share a memory."""

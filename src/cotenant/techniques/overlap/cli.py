@@ -1,0 +1,132 @@
+"""The options of `cotenant profile` that measure groups of launches and fit their predictor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.campaigns import Campaign, ProfileRun
+from cotenant.cli.options import LONGEST_S, a_number
+from cotenant.cli.profile import progress_bar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cotenant.config import ServerConfig
+    from cotenant.profile.profile_file import Profile
+    from cotenant.report.fitted_table import FittedTable
+    from cotenant.techniques.overlap.predict.overlap_errors import HeldOutErrors
+
+
+@dataclass
+class GroupCampaign(Campaign):
+    """Measures launches that start together, and judges the predictor that is fitted to them."""
+
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Also measure launches that start together, and fit the predictor of them.")
+    ] = False
+    groups_count: Annotated[int, typer.Option(min=20, max=1_000_000, help="Groups to measure.")] = 400
+    groups_minutes: Annotated[
+        float, typer.Option(min=0.0, max=LONGEST_S / 60, callback=a_number, help="Measure groups no longer than this.")
+    ] = 10.0
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Say how well groups are predicted that a fit has not seen."),
+    ] = False
+    fitted: dict[str, Any] | None = field(default=None, init=False)
+    judged: Any = field(default=None, init=False)
+    """HeldOutErrors, once they are known."""
+
+    def chosen(self) -> dict[str, object]:
+        """Models are cut as for the policy that launches groups."""
+        return {"policy.name": "overlap"} if self.groups else {}
+
+    def measure(self, run: ProfileRun) -> None:
+        """Measure groups and fit their predictor; judge it by cross-validation."""
+        if self.groups:
+            bounds = self.groups_count, self.groups_minutes
+            self.fitted = _measure_groups(run.root, run.settings, run.profile, bounds, run.fresh, run.quiet, run.errors)
+        if self.report:
+            self.judged = _judge(run.root, run.profile, run.quiet)
+
+    def found(self) -> dict[str, object]:
+        """Number of groups, where the predictor is, slowdowns of pairs, and errors."""
+        return {"groups": self.fitted, "report": self.judged}
+
+    def show(self, console: Console) -> None:
+        """Tables of slowdowns and of errors."""
+        if self.fitted:
+            text = f"{self.fitted['groups']} groups measured; predictor saved to {self.fitted['predictor']}"
+            console.print(text)
+            console.print(slowdown_table(self.fitted["slowdown"]))
+        if self.judged:
+            console.print(errors_table(self.judged))
+
+
+def _measure_groups(
+    root: Path,
+    settings: ServerConfig,
+    profile: Profile,
+    bounds: tuple[int, float],
+    fresh: bool,
+    quiet: bool,
+    errors: dict[str, str],
+) -> dict[str, Any]:
+    """Measure groups and fit their predictor; adds to `errors` what was left out."""
+    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.repository import overlap_path
+    from cotenant.techniques.overlap.measure.group_models import pair_latencies
+    from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
+
+    effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
+    with progress_bar(quiet=quiet) as on_step:
+        samples, found = measure_groups(root, settings, profile, effort, fresh=fresh, on_step=on_step)
+    for name, text in found.items():
+        errors.setdefault(name, text)
+    with progress_bar(quiet=quiet) as on_step:
+        fitted = fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
+    narrow = min(lane.size for lane in lanes_of(settings.device, device_cores(settings.device)))
+    beside = {" + ".join(pair): found.slowdown for pair, found in pair_latencies(fitted, profile, narrow).items()}
+    return {"groups": len(samples), "predictor": str(overlap_path(root)), "slowdown": beside}
+
+
+def slowdown_table(slowdown: dict[str, float]) -> FittedTable:
+    """What models cost each other, the worst pairs first."""
+    from cotenant.report.fitted_table import FittedTable
+
+    table = FittedTable(title="Side by side on cores of their own: predicted latency over that of the slower one alone")
+    table.add_column("pair")
+    table.add_column("times", justify="right")
+    for pair, factor in sorted(slowdown.items(), key=lambda entry: -entry[1]):
+        table.add_row(pair, f"{factor:.2f}")
+    return table
+
+
+def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
+    from cotenant.repository import groups_path
+    from cotenant.techniques.overlap.group_samples import load_samples
+    from cotenant.techniques.overlap.measure.groups import facts_of
+    from cotenant.techniques.overlap.predict.overlap_errors import held_out_errors
+
+    _, samples = load_samples(groups_path(root))
+    known = [each for each in samples if all(member.work.tenant in profile.models for member in each.members)]
+    with progress_bar(quiet=quiet) as on_step:
+        return held_out_errors(known, facts_of(profile), on_step=on_step)
+
+
+def errors_table(errors: HeldOutErrors) -> FittedTable:
+    """Errors by tenants together, then how many runs stay below the quantile that is promised."""
+    from cotenant.report.fitted_table import FittedTable
+
+    table = FittedTable(title=f"Predictor of groups: MAPE {errors.mape_pct:.1f} % (cross-validated)")
+    table.add_column("groups of")
+    table.add_column("groups", justify="right")
+    table.add_column("MAPE", justify="right")
+    for name, (count, mape_pct) in errors.by_tenants.items():
+        table.add_row(name, str(count), f"{mape_pct:.1f} %")
+    table.add_section()
+    table.add_row(f"single runs below the {100 * errors.level:g} % quantile", "", f"{errors.coverage_pct:.1f} %")
+    return table

@@ -1,0 +1,53 @@
+"""The fitted predictors of this technique, for the socket `registry.GROUP_MODELS`."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import cast
+
+from cotenant.core.predictor import Member
+from cotenant.policies.facts import PairLatency
+from cotenant.predict.grouped import FittedGroups
+from cotenant.predict.table import interpolate
+from cotenant.profile.profile_file import Profile
+from cotenant.techniques.overlap.measure.groups import load_overlap
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_file import find_overlap, keep_overlap
+from cotenant.work import Work
+
+
+class OverlapModels:
+    """Predictors of groups as `cotenant profile --groups` fits them. Implements GroupModels."""
+
+    def load(self, root: Path, profile: Profile, quantile: float) -> OverlapPredictor:
+        """The predictor of a repository. Raises CotenantError with what to do when there is none."""
+        return load_overlap(root, profile, quantile=quantile)
+
+    def keep(self, folder: Path, fitted: FittedGroups) -> None:
+        """Keep a predictor of this technique in a folder."""
+        if isinstance(fitted, OverlapPredictor):
+            keep_overlap(folder, fitted)
+
+    def find(self, folder: Path, key: str, quantile: float) -> OverlapPredictor:
+        """What `keep` has written under a key. Raises OverlapFileError when it is not there."""
+        return find_overlap(folder, key, quantile)
+
+    def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
+        """What is predicted of each pair of tenants; see `pair_latencies`."""
+        return pair_latencies(cast(OverlapPredictor, fitted), profile, cores)
+
+
+MODELS = OverlapModels()
+
+
+def pair_latencies(fitted: OverlapPredictor, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
+    """What is predicted of each pair of tenants, at the median: one row each at the first shape, `cores` cores each."""
+    median = fitted.at(0.5)
+    tables = {name: model.table("p50").rows for name, model in profile.models.items()}
+    found: dict[tuple[str, str], PairLatency] = {}
+    for pair in combinations_with_replacement(sorted(profile.models), 2):
+        members = tuple(Member(Work(name, 0, 1, 0, profile.models[name].cuts[-1]), cores) for name in pair)
+        first, second = (round(interpolate(tables[name], 0, 1, cores)) for name in pair)
+        found[pair] = PairLatency((first, second), median.group_ns([members])[0])
+    return found

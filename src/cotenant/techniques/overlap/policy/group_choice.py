@@ -1,0 +1,47 @@
+"""What a search for a group comes to: the group, and until when it can start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cotenant.core.predictor import Group
+from cotenant.core.snapshot import Snapshot, Start
+from cotenant.techniques.overlap.policy.group_jobs import Job
+from cotenant.work import Share
+
+
+class Choice(NamedTuple):
+    """A group to start, and the last moment at which it can start with its prediction holding. `longest_ns` is as in
+    Start."""
+
+    group: Group
+    jobs: tuple[Job, ...]
+    split: tuple[Share, ...]
+    latency_ns: int
+    latest_ns: int
+    longest_ns: int
+
+    def starts(self, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
+        """What the engine is told of it, to start when the launches `after` have ended."""
+        latency, longest = self.latency_ns, self.longest_ns
+        return tuple(
+            [
+                Start(work, job.queries, share, latency, job.batch, after, longest_ns=longest)
+                for (work, _), job, share in zip(self.group, self.jobs, self.split, strict=True)
+            ]
+        )
+
+    def is_there(self, snapshot: Snapshot) -> bool:
+        """Whether all that it is made of still waits where it was found."""
+        for job in self.jobs:
+            if job.batch is not None:
+                if all(batch.id != job.batch or batch.next_unit != job.start for batch in snapshot.paused):
+                    return False
+                continue
+            queue = snapshot.queues.get(job.tenant.name)
+            if queue is None:
+                return False
+            waiting = {query.id for query in queue.queries}
+            if any(query.id not in waiting for query in job.queries):
+                return False
+        return True

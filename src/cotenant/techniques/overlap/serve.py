@@ -1,0 +1,84 @@
+"""Groups in the server: predicted ahead of time, and of tenants as they are served."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import cast
+
+from cotenant.core.engine import Engine
+from cotenant.core.events import PredictorChanged
+from cotenant.core.snapshot import GroupPolicy, Policy
+from cotenant.measure.group_models import fitted_groups
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.repository import STATE_FOLDER
+from cotenant.serve.models.served_models import ServedModel
+from cotenant.serve.services import Host, Service
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
+from cotenant.techniques.overlap.predict.overlap_file import keep_overlap
+
+_log = logging.getLogger("cotenant.groups")
+
+
+class Groups(Service):
+    """Has the measured groups of the repository believed, of tenants as they are served, once a policy asks for groups.
+
+    Groups that the policy is likely to think of are predicted ahead of its decisions.
+    """
+
+    def __init__(self, server: Host) -> None:
+        super().__init__(server)
+        self._fitted: OverlapPredictor | None = None
+
+    def start(self) -> None:
+        """Read the fitted predictor."""
+        if self.server.policy.asks_groups:
+            self._read()
+
+    def added(self, served: ServedModel) -> None:
+        """Let the predictor know the model, and have it believed."""
+        if self._fitted is not None:
+            self._know(served)
+            self.server.beliefs.believe_groups(self._fitted)
+
+    def changing(self, policy: Policy) -> None:
+        """Have groups believed by a server that has not asked for them until now."""
+        if not policy.asks_groups or self._fitted is not None:
+            return
+        self._read()
+        if self._fitted is None:
+            return
+        for served in self.server.served_models():
+            self._know(served)
+        beliefs, fitted = self.server.beliefs, self._fitted
+
+        def believe(_: Engine) -> PredictorChanged:
+            beliefs.believe_groups(fitted)
+            return PredictorChanged(beliefs.predictor)
+
+        self.server.driver.follow(believe)
+
+    def settled(self) -> None:
+        """Predict likely groups. Step by step, each between two events, since models may be served meanwhile."""
+        driver, policy = self.server.driver, self.server.policy
+        predictor = driver.read(lambda engine: engine.predictor)
+        if not policy.asks_groups or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
+            return
+        began_s, count = time.perf_counter(), 0
+        steps = predictor.foresee(cast(GroupPolicy, policy).likely_groups(driver.read(lambda engine: engine.tenants)))
+        while done := driver.read(lambda _: next(steps, 0)):
+            count += done
+        _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
+
+    def _read(self) -> None:
+        fitted = fitted_groups(self.server.root)
+        self._fitted = fitted if isinstance(fitted, OverlapPredictor) else None
+
+    def _know(self, served: ServedModel) -> None:
+        """Let the predictor know a tenant as it is served; it is kept on disk so that a trace can be replayed."""
+        assert self._fitted is not None
+        facts = TenantFacts(served.tenant.name, served.profile.table("p50"))
+        if facts not in self._fitted.model.facts:
+            self._fitted = self._fitted.with_unseen([facts])
+        keep_overlap(self.server.root / STATE_FOLDER, self._fitted)

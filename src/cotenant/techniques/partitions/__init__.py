@@ -1,0 +1,1 @@
+"""GPU-let: spatial partitions, batches and rounds. See README.md."""

@@ -1,0 +1,1 @@
+"""Measuring how partitions disturb each other."""

@@ -1,0 +1,229 @@
+"""Questions that are answered by planning again: how far rates may grow, and what would make a plan possible.
+
+Every answer has been planned: the figures given are ones with which the planner found a plan. The search assumes that
+less is easier; a planner that is not monotone may have better answers than the one found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from cotenant.techniques.partitions.plan.application import Application, stage_loads
+from cotenant.techniques.partitions.plan.file import Request
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, Costs, DeviceType, Infeasible, Load, Plan, Planner
+
+MOST_GROWTH = 1024.0
+MOST_DEVICES = 64
+"""Devices that are added at most."""
+MOST_LOOSER = 16.0
+"""Times its SLO that a tenant is given at most."""
+MOST_LOWER = 1024.0
+"""By which a rate is divided at most."""
+MOST_OWNERS = 16
+BEST = 2
+STEPS = 7
+"""Halvings of an interval: within 1 % of a figure between one half and all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """All rates together may grow to `factor` times; at `until` times there is no plan: who breaks, and why.
+
+    `until` and `breaks` are None when no limit was found up to MOST_GROWTH.
+    """
+
+    factor: float
+    until: float | None
+    breaks: Infeasible | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change that makes a plan possible, with all else as it was.
+
+    `kind` is "devices" (`value` more of the type `name`), "slo" (`value` ns for the tenant or application `name`),
+    "rate" (`value` rows/s for `name`), or "slos" or "rates" (all of them times `value`). `text` says it in words.
+    """
+
+    kind: str
+    name: str
+    value: float
+    text: str
+
+
+def all_loads(request: Request, devices: Sequence[DeviceType], costs: Costs) -> tuple[Load, ...]:
+    """The loads of tenants, and one per stage of every application. Raises what `stage_loads` raises."""
+    stages = [load for each in request.applications for load in stage_loads(each, devices, costs)]
+    return (*request.loads, *stages)
+
+
+class Advisor:
+    """Plans variations of one request. Deterministic if the planner is; raises what the planner raises."""
+
+    def __init__(self, planner: Planner, request: Request, costs: Costs) -> None:
+        self._planner = planner
+        self._request = request
+        self._costs = costs
+
+    def plan(self, running: Plan | None = None) -> Plan | Infeasible:
+        """The plan for the request as it is."""
+        return self._planned(self._request, running)
+
+    def growth(self) -> Growth:
+        """How far all rates may grow together, for a request that has a plan."""
+        low, high = 1.0, 2.0
+        breaks: Infeasible | None = None
+        while high <= MOST_GROWTH:
+            tried = self._planned(_scaled(self._request, high))
+            if isinstance(tried, Infeasible):
+                breaks = tried
+                break
+            low, high = high, 2 * high
+        if breaks is None:
+            return Growth(low, None, None)
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            tried = self._planned(_scaled(self._request, middle))
+            if isinstance(tried, Infeasible):
+                high, breaks = middle, tried
+            else:
+                low = middle
+        return Growth(low, high, breaks)
+
+    def remedies(self, broken: Infeasible) -> tuple[Remedy, ...]:
+        """What would mend a request without a plan, each on its own; empty where nothing that is tried does.
+
+        SLOs and rates are tried for MOST_OWNERS tenants and applications, the one that breaks first before the others,
+        and of those that mend it the BEST with the smallest changes are given.
+        """
+        found = [self._more(kind) for kind in dict.fromkeys(self._request.devices)]
+        owners = dict.fromkeys([self._owner(broken.tenant), *_names(self._request)])
+        names = list(owners)[:MOST_OWNERS]
+        slos = [remedy for name in names for remedy in self._looser(name)]
+        rates = [remedy for name in names for remedy in self._lower(name)]
+        found += [remedy for _, remedy in sorted(slos, key=lambda each: each[0])[:BEST]]
+        found += [remedy for _, remedy in sorted(rates, key=lambda each: each[0])[:BEST]]
+        found += [self._looser_all(), self._lower_all()]
+        return tuple(remedy for remedy in found if remedy is not None)
+
+    def _planned(self, request: Request, running: Plan | None = None) -> Plan | Infeasible:
+        loads = all_loads(request, request.devices, self._costs)
+        return self._planner.plan(loads, request.devices, self._costs, running)
+
+    def _holds(self, request: Request) -> bool:
+        return isinstance(self._planned(request), Plan)
+
+    def _more(self, kind: DeviceType) -> Remedy | None:
+        def grown(count: int) -> Request:
+            return replace(self._request, devices=(*self._request.devices, *(kind,) * count))
+
+        low, high = 0, 1
+        while not self._holds(grown(high)):
+            low, high = high, 2 * high
+            if high > MOST_DEVICES:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._holds(grown(middle)) else (middle, high)
+        return Remedy("devices", kind.name, high, f"{high} more {kind.name!r}, {_count(grown(high), kind)} in all")
+
+    def _looser(self, name: str) -> Iterator[tuple[float, Remedy]]:
+        """The least looser SLO that mends it, with its factor; nothing where none does."""
+        slo_ns = next(each.slo_ns for each in _owners(self._request, name))
+
+        def looser_ns(factor: float) -> int:
+            return round(_tidy(slo_ns * factor / NS_PER_MS) * NS_PER_MS)
+
+        factor = _edge(lambda factor: self._holds(_changed(self._request, name, slo_ns=looser_ns(factor))), MOST_LOOSER)
+        if factor is not None:
+            ns = looser_ns(factor)
+            text = f"an SLO of {ns / NS_PER_MS:.4g} ms for {name!r} instead of {slo_ns / NS_PER_MS:.4g} ms"
+            yield factor, Remedy("slo", name, ns, text)
+
+    def _lower(self, name: str) -> Iterator[tuple[float, Remedy]]:
+        """The largest lower rate that mends it, with its divisor; nothing where none does."""
+        rate = next(each.rate_per_s for each in _owners(self._request, name))
+
+        def holds(divisor: float) -> bool:
+            return self._holds(_changed(self._request, name, rate_per_s=_tidy(rate / divisor)))
+
+        divisor = _edge(holds, MOST_LOWER)
+        if divisor is not None:
+            lower = _tidy(rate / divisor)
+            yield divisor, Remedy("rate", name, lower, f"{lower:.4g} rows/s for {name!r} instead of {rate:.4g}")
+
+    def _looser_all(self) -> Remedy | None:
+        factor = _edge(lambda factor: self._holds(_loosened(self._request, _tidy(factor))), MOST_LOOSER)
+        if factor is None:
+            return None
+        return Remedy("slos", "", _tidy(factor), f"all SLOs {_tidy(factor):.4g} times as long")
+
+    def _lower_all(self) -> Remedy | None:
+        divisor = _edge(lambda divisor: self._holds(_scaled(self._request, _tidy(1 / divisor))), MOST_LOWER)
+        if divisor is None:
+            return None
+        share = _tidy(1 / divisor)
+        return Remedy("rates", "", share, f"all rates at {100 * share:.4g} % of what they are")
+
+    def _owner(self, tenant: str) -> str:
+        """The application to which a stage's load belongs, or the tenant."""
+        for application in self._request.applications:
+            if tenant in [application.tenant(stage) for stage in application.stages]:
+                return application.name
+        return tenant
+
+
+def _edge(holds: Callable[[float], bool], most: float) -> float | None:
+    """A factor above 1 that holds, close above ones that do not; None where `most` does not hold."""
+    if not holds(most):
+        return None
+    low, high = 1.0, 2.0
+    while high < most and not holds(high):
+        low, high = high, 2 * high
+    high = min(high, most)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _tidy(value: float) -> float:
+    """Four digits: what is shown is what was tried."""
+    return float(f"{value:.4g}")
+
+
+def _names(request: Request) -> list[str]:
+    return [*[load.tenant for load in request.loads], *[each.name for each in request.applications]]
+
+
+def _owners(request: Request, name: str) -> list[Load | Application]:
+    applications = [each for each in request.applications if each.name == name]
+    return [*[load for load in request.loads if load.tenant == name], *applications]
+
+
+def _scaled(request: Request, factor: float) -> Request:
+    loads = tuple(structs.replace(load, rate_per_s=load.rate_per_s * factor) for load in request.loads)
+    applications = tuple(structs.replace(each, rate_per_s=each.rate_per_s * factor) for each in request.applications)
+    return replace(request, loads=loads, applications=applications)
+
+
+def _loosened(request: Request, factor: float) -> Request:
+    loads = tuple(structs.replace(load, slo_ns=round(load.slo_ns * factor)) for load in request.loads)
+    applications = tuple(structs.replace(each, slo_ns=round(each.slo_ns * factor)) for each in request.applications)
+    return replace(request, loads=loads, applications=applications)
+
+
+def _changed(request: Request, name: str, *, slo_ns: int | None = None, rate_per_s: float | None = None) -> Request:
+    """The request with another SLO or rate of one tenant or application."""
+    changes = {"slo_ns": slo_ns, "rate_per_s": rate_per_s}
+    given = {key: value for key, value in changes.items() if value is not None}
+    loads = tuple(structs.replace(load, **given) if load.tenant == name else load for load in request.loads)
+    applications = tuple(structs.replace(each, **given) if each.name == name else each for each in request.applications)
+    return replace(request, loads=loads, applications=applications)
+
+
+def _count(request: Request, kind: DeviceType) -> int:
+    return sum(device.name == kind.name for device in request.devices)

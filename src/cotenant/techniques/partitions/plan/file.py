@@ -1,0 +1,306 @@
+"""Files of planning, in TOML: requests (`tenants.toml`), and the section of plan files with the plan of tenants.
+
+The section holds the request again, so that it can be checked without another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from cotenant.errors import CotenantError, PlanError
+from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
+from cotenant.plan_file import TENANTS, PlanSection, parse_sections, read_sections, sections_text
+from cotenant.techniques.partitions.plan.application import Application, Stage
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, Size, checked
+
+REQUEST_FORMAT = "cotenant-tenants/1"
+UNLIMITED_BYTES = 1 << 53
+"""Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
+MOST_CORES = 64
+"""Of a device whose splits are not named."""
+_EVERY_SPLIT_CORES = 12
+"""Up to so many cores every split is offered; beyond, those into powers of two."""
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTenant:
+    """What is known of a tenant from elsewhere, a model repository say, where its file leaves it out."""
+
+    model: str
+    slo_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownApplication:
+    """The same of an application: its SLO and its stages."""
+
+    slo_ns: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a plan is asked for. `devices` is the inventory, one entry a device.
+
+    Of a plan that was made, `loads` include those of the applications' stages.
+    """
+
+    loads: tuple[Load, ...]
+    devices: tuple[DeviceType, ...]
+    applications: tuple[Application, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """The section TENANTS of a plan file: a plan and all that is needed to check it and to plan again.
+
+    `headroom` is the share that was added to every rate; `profile` the fingerprint of what its latencies rest on.
+    """
+
+    request: Request
+    plan: Plan
+    headroom: float
+    profile: str = ""
+
+
+class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """So many devices of a type, whose splits may be left to its cores."""
+
+    name: Name
+    count: Annotated[int, Meta(ge=0, le=10_000)] = 1
+    kind: Literal["cpu", "gpu"] = "cpu"
+    cores: Annotated[int, Meta(ge=1)] | None = None
+    splits: Annotated[tuple[tuple[Size, ...], ...], Meta(min_length=1)] | None = None
+    memory_gib: Annotated[float, Meta(gt=0, le=1 << 23)] | None = None
+    partition_mib: Annotated[float, Meta(ge=0, le=1 << 30)] = 0.0
+    price: Annotated[float, Meta(ge=0, le=1e12)] = 1.0
+
+
+class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The tables of a file of tenants."""
+
+    device: tuple[_Device, ...] = ()
+    tenant: tuple[Load, ...] = ()
+    application: tuple[Application, ...] = ()
+    format: str = ""
+
+
+class _PlanFile(_Request, frozen=True):
+    """The keys of the section of a plan file."""
+
+    planner: str = ""
+    headroom: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    profile: str = ""
+    plan: tuple[DevicePlan, ...] = ()
+
+
+def read_request(
+    path: Path,
+    known: Mapping[str, KnownTenant] | None = None,
+    applications: Mapping[str, KnownApplication] | None = None,
+) -> Request:
+    """Read a file of tenants, applications and devices. `known` gives what the tenants' tables leave out, by tenant,
+    and `applications` what those of applications do.
+
+    Without either, a tenant's model is called like the tenant, and a missing SLO is an error. Raises PlanError, which
+    names the file, the key and what was expected.
+    """
+    return _request_of(read_toml(path, PlanError), str(path), known or {}, applications or {})
+
+
+def parse_request(
+    text: str,
+    where: str,
+    known: Mapping[str, KnownTenant] | None = None,
+    applications: Mapping[str, KnownApplication] | None = None,
+) -> Request:
+    """As `read_request`; `where` is what errors call the text. Raises PlanError."""
+    return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
+
+
+class TenantsSection(PlanSection):
+    """Tenants, devices and the plan of the tenants on the devices. `cotenant plan` checks it with its profiles."""
+
+    keys: ClassVar = ("planner", "headroom", "profile", "device", "tenant", "application", "plan")
+    comment: ClassVar = (
+        "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
+    )
+
+    def read(self, table: dict[str, Any], where: str) -> PlanFile:
+        """The plan. Whether it holds is for `check_plan` to say."""
+        for slot in _slots(_tables(table, "plan")):
+            if "rate" in slot:  # traces hold slots, too, under their own names
+                slot["rate_per_s"] = slot.pop("rate")
+        found = convert(_named(table), _PlanFile, where, PlanError)
+        plan = Plan(found.plan, found.planner)
+        return PlanFile(_request(found, where), plan, found.headroom, found.profile)
+
+    def tables(self, content: PlanFile) -> dict[str, Any]:
+        """Empty arrays are left out."""
+        head = {"planner": content.plan.planner, "headroom": content.headroom, "profile": content.profile}
+        return head | _tables_of(content.request, content.plan)
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Read the plan of a plan file. Raises PlanError, which names the file, the key and what was expected."""
+    return _plan_of(read_sections(path), str(path))
+
+
+def parse_plan(text: str, where: str) -> PlanFile:
+    """As `read_plan`; `where` is what errors call the text. Raises PlanError."""
+    return _plan_of(parse_sections(text, where), where)
+
+
+def plan_text(file: PlanFile) -> str:
+    """The TOML of a plan file with this section alone: `parse_plan` of it is the plan again."""
+    return sections_text({TENANTS: file})
+
+
+def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
+    """What files, and those who look on, are told of plans."""
+    tables: list[dict[str, Any]] = to_table(devices)
+    for slot in _slots(tables):
+        slot["rate"] = slot.pop("rate_per_s")
+    return tables
+
+
+def request_text(request: Request) -> str:
+    """The TOML of a file of tenants: `parse_request` of it is the request again."""
+    return toml_text({"format": REQUEST_FORMAT, **_tables_of(request)})
+
+
+def _tables_of(request: Request, plan: Plan | None = None) -> dict[str, Any]:
+    """The arrays of tables; those that are empty cannot be written, and are left out."""
+    devices = []
+    for device, group in groupby(request.devices):
+        table = {"name": device.name, "count": len(list(group)), "splits": device.splits}
+        if device.kind != "cpu":
+            table["kind"] = device.kind
+        if device.memory_bytes < UNLIMITED_BYTES:
+            table["memory_gib"] = device.memory_bytes / _GIB
+        if device.partition_bytes:
+            table["partition_mib"] = device.partition_bytes / _MIB
+        devices.append(table | {"price": device.price})
+    applications = [{"name": table["name"], "rate": table["rate"], **table} for table in to_table(request.applications)]
+    tables = {
+        "device": devices,
+        "tenant": to_table(request.loads),
+        "application": applications,
+        "plan": plan_tables(plan.devices) if plan else [],
+    }
+    return {key: each for key, each in tables.items() if each}
+
+
+@lru_cache(maxsize=64)
+def splits_of_cores(cores: int) -> tuple[tuple[int, ...], ...]:
+    """The ways to divide so many cores into partitions, the undivided device first.
+
+    Every way up to 12 cores; beyond, the whole and every way into powers of two, of which 64 cores have 1,828. Raises
+    PlanError above 64 cores.
+    """
+    if not 1 <= cores <= MOST_CORES:
+        raise PlanError(f"{cores} cores have too many splits: name those to be considered, as splits = [[{cores}], …]")
+    if cores <= _EVERY_SPLIT_CORES:
+        sizes = tuple(range(cores, 0, -1))
+    else:
+        sizes = tuple(sorted({cores, *(1 << power for power in range(cores.bit_length()))}, reverse=True))
+    return tuple(_splits(cores, sizes))
+
+
+def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All multisets of `sizes`, which descend, of that total; each descends."""
+    if total == 0:
+        return [()]
+    found = []
+    for index, size in enumerate(sizes):
+        if size <= total:
+            found += [(size, *rest) for rest in _splits(total - size, sizes[index:])]
+    return found
+
+
+def _request_of(
+    table: dict[str, Any], where: str, known: Mapping[str, KnownTenant], applications: Mapping[str, KnownApplication]
+) -> Request:
+    if "plan" in table:
+        raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")
+    if table.get("format", REQUEST_FORMAT) != REQUEST_FORMAT:
+        raise PlanError(f"{where}: format is {table['format']!r}, expected {REQUEST_FORMAT!r}")
+    for tenant in _tables(table, "tenant"):
+        its = known.get(str(tenant.get("name"))) or known.get(str(tenant.get("model")))
+        if its:
+            tenant.update({"model": its.model, "slo_ms": its.slo_ns / NS_PER_MS} | tenant)
+    for application in _tables(table, "application"):
+        whole = applications.get(str(application.get("name")))
+        if whole:
+            application.update({"slo_ms": whole.slo_ns / NS_PER_MS, "stage": to_table(whole.stages)} | application)
+    return _request(convert(_named(table), _Request, where, PlanError), where)
+
+
+def _plan_of(sections: Mapping[str, Any], where: str) -> PlanFile:
+    found = sections.get(TENANTS)
+    if not isinstance(found, PlanFile):
+        raise PlanError(f"{where}: has no [[device]], expected a plan of tenants on devices")
+    return found
+
+
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """The table, with the model of a tenant that names none: it is called like the tenant."""
+    for tenant in _tables(table, "tenant"):
+        if "name" in tenant:
+            tenant.setdefault("model", tenant["name"])
+    return table
+
+
+def _slots(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    partitions = [partition for device in devices for partition in _tables(device, "partition")]
+    return [slot for partition in partitions for slot in _tables(partition, "slots")]
+
+
+def _tables(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = table.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _request(found: _Request, where: str) -> Request:
+    if not found.device:
+        raise PlanError(f"{where}: has no [[device]], expected at least one kind of device")
+    if not found.tenant and not found.application:
+        raise PlanError(f"{where}: has neither [[tenant]] nor [[application]], expected at least one")
+    try:
+        devices = tuple(made for device in found.device for made in (_device(device),) * device.count)
+        checked(found.tenant, devices)
+    except CotenantError as error:
+        raise PlanError(f"{where}: {error}") from None
+    names = [application.name for application in found.application]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise PlanError(f"{where}: application {twice[0]!r} is there twice, expected once")
+    return Request(found.tenant, devices, found.application)
+
+
+def _device(section: _Device) -> DeviceType:
+    name = f"device {section.name!r}"
+    splits = section.splits
+    if splits is None:
+        if section.kind == "gpu":
+            raise PlanError(f"{name}: splits is missing, expected lists of percents, as splits = [[100], [50, 50]]")
+        if section.cores is None:
+            raise PlanError(f"{name}: cores is missing, expected the number of cores, or splits = [[2], [1, 1]]")
+        try:
+            splits = splits_of_cores(section.cores)
+        except PlanError as error:
+            raise PlanError(f"{name}: {error}") from None
+    elif section.cores is not None and max(map(sum, splits)) != section.cores:
+        raise PlanError(f"{name}: cores is {section.cores}, but the largest of splits has {max(map(sum, splits))}")
+    memory_bytes = UNLIMITED_BYTES if section.memory_gib is None else max(1, round(section.memory_gib * _GIB))
+    partition_bytes = round(section.partition_mib * _MIB)
+    return DeviceType(section.name, splits, memory_bytes, section.price, partition_bytes, section.kind)

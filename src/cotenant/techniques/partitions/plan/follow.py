@@ -1,0 +1,219 @@
+"""Following the load: devices and rates come in, and what to run next goes out. Pure.
+
+The owner counts rows in windows of time and gives them to a `Tracker`; every period it asks for the next step, carries
+it out, make before break, and keeps what it then holds. A server does so for its one device, a cluster for its nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from msgspec import structs
+
+from cotenant.techniques.partitions.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
+from cotenant.techniques.partitions.plan.tracking import RateVerdict, TrackingSettings, compare_rates
+from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
+
+LEAST_SHARE = 0.1
+"""A tenant is planned for at least this share of the rate that its file declares, so that one that comes back finds a
+place until the next look. It costs the others little: a turn that its tenant does not use is lent."""
+STEPS = 7
+"""Halvings of the interval: the share that fits is found to within 1 %."""
+_TRIED_LEAVES = 8
+"""With so many tenants each is tried as the one to be left out; with more, the one that breaks first is."""
+
+
+class Reason(StrEnum):
+    """Why there is another plan."""
+
+    FIRST = "the first plan"
+    LOST = "nodes were lost"
+    GROW = "rates grew"
+    SHRINK = "rates fell"
+    MORE = "there are more nodes for rates that did not fit"
+    KEEP = "nothing changed"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowSettings:
+    """When another plan is sought, and for what.
+
+    No tenant is planned for less than `floor` of its declared rate: 1.0 never goes below what was declared. Where no
+    share of all rates fits, tenants are left out of the plan with `leave_out`, and else there is none.
+    """
+
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+    floor: float = LEAST_SHARE
+    leave_out: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPlan:
+    """What runs: the plan, the devices held for it, and the share of the rates that it serves.
+
+    `sought_per_s` are the rates for which a plan was last sought, in vain or not; `left_out` the tenants that have no
+    place in it. `calm` and `spare` count the looks in a row that found the plan, or the devices, too many.
+    """
+
+    plan: Plan
+    devices: int = 1
+    share: float = 1.0
+    left_out: tuple[str, ...] = ()
+    sought_per_s: Mapping[str, float] = field(default_factory=dict)
+    calm: int = 0
+    spare: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that is asked for is served."""
+        return self.share >= 1.0 and not self.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do: `held.plan` is the one to run; it is the old one where `reason` is KEEP, and None fits nowhere.
+
+    `breaks` says what does not fit where less than the whole of each rate is served.
+    """
+
+    held: RunningPlan | None
+    reason: Reason
+    breaks: Infeasible | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A plan for `share` of every rate, or None where no share was found to fit; why not more, if that is below 1."""
+
+    plan: Plan | None
+    share: float
+    breaks: Infeasible | None = None
+
+
+def asked_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: float) -> tuple[Load, ...]:
+    """The declared loads with the tracked rates where there are some, but no less than `floor` of what is declared."""
+    return tuple(
+        structs.replace(load, rate_per_s=max(tracked[load.tenant], floor * load.rate_per_s))
+        if load.tenant in tracked
+        else load
+        for load in declared
+    )
+
+
+def compare(
+    loads: Sequence[Load],
+    inventory: Sequence[DeviceType],
+    held: RunningPlan,
+    tracking: TrackingSettings,
+    lost: bool = False,
+) -> tuple[Reason, RunningPlan]:
+    """Whether devices and rates ask for another plan, and what is held after this look at them.
+
+    `lost` says that a device of the plan is gone. What was too much for the devices stays so until there are more of
+    them or other rates: it is not sought again.
+    """
+    asked = {load.tenant: load.rate_per_s for load in loads}
+    there = Counter(device.name for device in inventory)
+    if lost or Counter(device.device for device in held.plan.devices) - there:
+        return Reason.LOST, replace(held, calm=0, sought_per_s=asked)
+    if not held.whole and len(inventory) > held.devices:
+        return Reason.MORE, replace(held, calm=0, sought_per_s=asked)
+    served = held.plan.rates_per_s
+    for tenant, rate in held.sought_per_s.items():
+        served[tenant] = max(served.get(tenant, 0.0), rate * (1 + tracking.headroom))
+    seen, calm = compare_rates(asked, served, tracking, held.calm)
+    if seen is RateVerdict.KEEP:
+        return Reason.KEEP, replace(held, calm=calm)
+    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=asked)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFollower:
+    """Seeks plans with this planner, on devices that are taken in their order. All its methods raise what it raises."""
+
+    planner: Planner
+    inventory: Sequence[DeviceType]
+    costs: Costs
+    settings: FollowSettings
+
+    def next_step(self, loads: Sequence[Load], held: RunningPlan | None, lost: bool = False) -> Step:
+        """Look at devices and rates, and seek another plan where they ask for one: see `compare` and `seek`."""
+        reason = Reason.FIRST
+        if held is not None:
+            reason, held = compare(loads, self.inventory, held, self.settings.tracking, lost)
+        return Step(held, reason) if reason is Reason.KEEP else self.seek(loads, held, reason)
+
+    def seek(self, loads: Sequence[Load], held: RunningPlan | None, reason: Reason) -> Step:
+        """Another plan, for a reason that `compare` gave.
+
+        Where the rates do not fit onto all devices, the largest common share of them is planned for. `held` in the
+        answer is None where nothing fits.
+        """
+        if not self.inventory:
+            return Step(None, reason)
+        given = self.planner, loads, self.inventory, self.costs
+        running = held.plan if held else None
+        if held is None or reason is Reason.LOST:
+            scaled = least_devices(*given, running)
+        else:
+            # the look has been patient already: what it calls a fall is one
+            patience = 1 if reason is Reason.SHRINK else self.settings.scaling.patience
+            last = Scaled(held.plan, held.devices, held.spare)
+            scaled = rescale(*given, last, replace(self.settings.scaling, patience=patience))
+        sought = {load.tenant: load.rate_per_s for load in loads}
+        if isinstance(scaled.plan, Plan):
+            return Step(RunningPlan(scaled.plan, scaled.devices, sought_per_s=sought, spare=scaled.calm), reason)
+        fitted, left_out = self._fit_some(loads, running)
+        if fitted.plan is None:
+            return Step(None, reason, fitted.breaks)
+        found = RunningPlan(fitted.plan, len(self.inventory), fitted.share, left_out, sought)
+        return Step(found, reason, scaled.plan if left_out else fitted.breaks)
+
+    def _fit_some(self, loads: Sequence[Load], running: Plan | None) -> tuple[Fitted, tuple[str, ...]]:
+        """The largest share that fits, and the tenants left out for it: those without whom most of the rest fits."""
+
+        def fit(some: Sequence[Load]) -> Fitted:
+            return largest_fit(self.planner, some, self.inventory, self.costs, running)
+
+        kept = list(loads)
+        left_out: list[str] = []
+        while True:
+            fitted = fit(kept)
+            if fitted.plan is not None or len(kept) == 1 or not self.settings.leave_out:
+                return fitted, tuple(left_out)
+            leaves = kept if len(kept) <= _TRIED_LEAVES else []
+            tried = [(fit([each for each in kept if each is not load]), load) for load in leaves]
+            best, load = max(tried, key=lambda each: each[0].share, default=(fitted, kept[-1]))
+            if best.plan is not None:
+                return best, (*left_out, load.tenant)
+            who = fitted.breaks.tenant if fitted.breaks else ""
+            load = next((each for each in kept if each.tenant == who), kept[-1])
+            kept.remove(load)
+            left_out.append(load.tenant)
+
+
+def largest_fit(
+    planner: Planner, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
+) -> Fitted:
+    """Plan for the loads, or for the largest common share of their rates for which the planner finds a plan.
+
+    Bisection on the share; planners need not be monotone in it, so it is the largest that was found. Raises what the
+    planner raises.
+    """
+    made = planner.plan(loads, devices, costs, running)
+    if isinstance(made, Plan):
+        return Fitted(made, 1.0)
+    low, high, best, breaks = 0.0, 1.0, None, made
+    for _ in range(STEPS):
+        share = (low + high) / 2
+        part = [structs.replace(load, rate_per_s=load.rate_per_s * share) for load in loads]
+        made = planner.plan(part, devices, costs, running)
+        if isinstance(made, Plan):
+            low, best = share, made
+        else:
+            high, breaks = share, made
+    return Fitted(best, low, breaks)

@@ -1,0 +1,281 @@
+"""A plan in the making: what stands on each device, what may be opened there, and whether one more share fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from cotenant.techniques.partitions.plan.rounds import Demand, Neighbour, RoundCache, RoundFit
+from cotenant.techniques.partitions.plan.types import (
+    DEVICES,
+    INTERFERENCE,
+    LATENCY,
+    MEMORY,
+    DevicePlan,
+    DeviceType,
+    Infeasible,
+    Load,
+    PartitionPlan,
+    Plan,
+    Slot,
+)
+
+_PASSES = 4
+"""How often the rounds of a device are adjusted to each other before it counts as impossible."""
+
+
+class PartialPartition(NamedTuple):
+    """A partition with the tenants that it serves, each at a rate, and their round.
+
+    `neighbour` is what the other partitions of the device see of it, `memory_bytes` what its models take.
+    """
+
+    size: int
+    loads: tuple[Load, ...]
+    demands: tuple[Demand, ...]
+    memory_bytes: int
+    round: RoundFit = RoundFit(0, ())
+    neighbour: Neighbour = (0, ())
+
+
+Partitions = tuple[PartialPartition, ...]
+
+
+class PartialPlan:
+    """Devices and what was put on them so far.
+
+    Sees no interference unless `interference` is set. `reserve` are loads that may yet come into a partition that is
+    still unused: rounds are made to hold beside any one of them.
+    """
+
+    def __init__(
+        self,
+        cache: RoundCache,
+        devices: Sequence[DeviceType],
+        *,
+        interference: bool = False,
+        reserve: Sequence[Load] = (),
+        most_partitions: int = 2,
+        most_models: int = 3,
+    ) -> None:
+        self.cache = cache
+        self.kinds = tuple(devices)
+        self.types = tuple({kind.name: kind for kind in devices}.values())
+        self.made: list[Partitions] = [()] * len(devices)
+        self._interference = interference
+        self._reserve = tuple(reserve)
+        self.most_partitions = most_partitions
+        self._most_models = most_models
+        self._memory = True
+        self.slowdowns: Mapping[tuple[str, str, int], float] = {}
+        """What a planner expects of interference, by tenant, device type and size."""
+
+    def openings(self, device: int) -> tuple[int, ...]:
+        """Sizes of the partitions that may be opened beside those of a device, ascending."""
+        made = self.made[device]
+        if len(made) >= self.most_partitions:
+            return ()
+        return _openings(self.kinds[device].splits, tuple([partition.size for partition in made]))
+
+    def beside(self, kind: DeviceType, size: int) -> int:
+        """The largest partition that may be opened beside one on an unused device; 0 for none."""
+        return max(_openings(kind.splits, (size,)), default=0) if self.most_partitions > 1 else 0
+
+    def fresh(self) -> list[int]:
+        """The first unused device of each type."""
+        first: dict[str, int] = {}
+        for number, kind in enumerate(self.kinds):
+            if not self.made[number]:
+                first.setdefault(kind.name, number)
+        return list(first.values())
+
+    def room(self, load: Load, device: int, size: int) -> float:
+        """The largest rate that a new partition can serve beside what stands there, in rows a second."""
+        kind, made = self.kinds[device], self.made[device]
+        around: tuple[Neighbour, ...] = ()
+        if self._interference:
+            around = tuple(partition.neighbour for partition in made)
+            if self._reserve:
+                around += self._to_come(kind, (*(partition.size for partition in made), size))
+        return self.cache.capacity(load.model, load.slo_ns, size, kind.name, around)
+
+    def opened(self, device: int, size: int, load: Load, rate: float) -> Partitions | None:
+        """The partitions of a device with a new one for this load; None where they do not all hold."""
+        made = self.made[device]
+        memory_bytes = self.cache.costs.memory_bytes(load.model)
+        new = PartialPartition(size, (load,), (Demand(load.model, load.slo_ns, rate),), memory_bytes)
+        return self._settled(device, [*made, new], len(made))
+
+    def merged(self, device: int, index: int, load: Load, rate: float) -> Partitions | None:
+        """The partitions of a device with a share of this load in one of them; None where they do not all hold."""
+        made = list(self.made[device])
+        size, loads, demands, memory_bytes, *_ = made[index]
+        if any(there is load for there in loads):
+            demands = tuple(
+                work._replace(rate_per_s=work.rate_per_s + rate) if there is load else work
+                for there, work in zip(loads, demands, strict=True)
+            )
+        elif len(loads) >= self._most_models:
+            return None
+        else:
+            if all(there.model != load.model for there in loads):
+                memory_bytes += self.cache.costs.memory_bytes(load.model)
+            loads = (*loads, load)
+            demands = (*demands, Demand(load.model, load.slo_ns, rate))
+        made[index] = PartialPartition(size, loads, demands, memory_bytes)
+        return self._settled(device, made, index)
+
+    def plan(self, planner: str) -> Plan:
+        """What stands, as a plan."""
+        return Plan(
+            tuple(
+                DevicePlan(kind.name, tuple(_plan(partition) for partition in made))
+                for kind, made in zip(self.kinds, self.made, strict=True)
+                if made
+            ),
+            planner,
+        )
+
+    def sees_interference(self, model: str) -> bool:
+        """Whether interference is looked at, and there is any between a model and those that are placed."""
+        placed = {work.model for made in self.made for partition in made for work in partition.demands}
+        models = sorted(placed | {model})
+        return self._interference and self.cache.interferes(models, self.types)
+
+    def relaxed(self, *, memory: bool = True, interference: bool = True) -> PartialPlan:
+        """A copy that looks away from memory or from interference."""
+        copy = PartialPlan(
+            self.cache,
+            self.kinds,
+            interference=self._interference and interference,
+            reserve=self._reserve,
+            most_partitions=self.most_partitions,
+            most_models=self._most_models,
+        )
+        copy.made = list(self.made)
+        copy._memory = memory
+        copy.slowdowns = self.slowdowns if interference else {}
+        return copy
+
+    def _settled(self, device: int, made: list[PartialPartition], changed: int) -> Partitions | None:
+        """Rounds for one changed partition and for those that it disturbs, until all hold beside each other."""
+        kind = self.kinds[device]
+        if self._memory:
+            taken = sum([partition.memory_bytes for partition in made])
+            if taken + kind.partition_bytes * len(made) > kind.memory_bytes:
+                return None
+        if not self._fitted(device, made, changed):
+            return None
+        if not self._interference or len(made) == 1:
+            return tuple(made)
+        turn = [*(index for index in range(len(made)) if index != changed), changed]
+        for _ in range(_PASSES):
+            is_steady = True
+            for index in turn:
+                own = made[index]
+                around = self._around(device, made, index)
+                if not self.cache.stands(own.demands, own.round, own.size, kind.name, around):
+                    if not self._fitted(device, made, index):
+                        return None
+                    is_steady = False
+            if is_steady:
+                return tuple(made)
+        return None
+
+    def _fitted(self, device: int, made: list[PartialPartition], index: int) -> bool:
+        own = made[index]
+        around = self._around(device, made, index)
+        fitted = self.cache.fit(own.demands, own.size, self.kinds[device].name, around)
+        if fitted is None:
+            return False
+        slots = [(work.model, batch) for work, batch in zip(own.demands, fitted.batches, strict=True)]
+        neighbour = own.size, tuple(sorted(set(slots)))
+        made[index] = PartialPartition(own.size, own.loads, own.demands, own.memory_bytes, fitted, neighbour)
+        return True
+
+    def _around(self, device: int, made: Sequence[PartialPartition], index: int) -> tuple[Neighbour, ...]:
+        """What partition `index` of those on a device must hold beside: the others, and what may yet come."""
+        if not self._interference:
+            return ()
+        others = tuple([partition.neighbour for number, partition in enumerate(made) if number != index])
+        if not self._reserve:
+            return others
+        return others + self._to_come(self.kinds[device], tuple(partition.size for partition in made))
+
+    def _to_come(self, kind: DeviceType, sizes: tuple[int, ...]) -> tuple[Neighbour, ...]:
+        openings = _openings(kind.splits, sizes) if len(sizes) < self.most_partitions else ()
+        if not openings:
+            return ()
+        batches = (
+            (load.model, self.cache.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
+            for load in self._reserve
+        )
+        return ((openings[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
+
+
+@lru_cache(maxsize=1 << 12)
+def _openings(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes that some split has left when these are in use, ascending."""
+    used = Counter(sizes)
+    left = [Counter(split) - used for split in splits if used <= Counter(split)]
+    return tuple(sorted({size for counter in left for size in counter}))
+
+
+def diagnose(
+    partial: PartialPlan, load: Load, left: float, place: Callable[[PartialPlan, Load, float], bool]
+) -> Infeasible:
+    """Why `place` fails with what is left of a load's rate: the constraint without which it succeeds."""
+    impossible = impossible_alone(partial, load)
+    if impossible is not None:
+        return impossible
+    served = f"{load.rate_per_s - left:.4g} of {load.rate_per_s:.4g} rows/s"
+    found = f"tenant {load.tenant!r} gets {served} of model {load.model!r}"
+    if place(partial.relaxed(memory=False), load, left):
+        return Infeasible(load.tenant, MEMORY, f"{found}; what is left of the devices' memory is too little for it")
+    if partial.sees_interference(load.model) and place(partial.relaxed(interference=False), load, left):
+        return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
+    return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(partial.kinds)}, without room for the rest")
+
+
+def impossible_alone(partial: PartialPlan, load: Load, *, whole: bool = False) -> Infeasible | None:
+    """Why no device can serve a load even with nothing else on it, at whatever rate; None where one can.
+
+    `whole` allows undivided devices only.
+    """
+    cache = partial.cache
+    kinds = partial.types
+    if not kinds:
+        return Infeasible(load.tenant, DEVICES, f"tenant {load.tenant!r} has no device: the inventory is empty")
+    able = [
+        kind
+        for kind in kinds
+        for sizes in [(kind.whole,) if whole else kind.sizes]
+        if any(cache.capacity(load.model, load.slo_ns, size, kind.name) > 0 for size in sizes)
+    ]
+    if not able:
+        quickest, kind = min(
+            (min(cache.curve(load.model, kind.whole, kind.name).latency_ns), kind.name) for kind in kinds
+        )
+        detail = (
+            f"tenant {load.tenant!r} waits up to one duty cycle and then for its batch: with the quickest batch "
+            f"of model {load.model!r}, {quickest / 1e6:.4g} ms on a whole {kind!r}, that is "
+            f"{2 * quickest / 1e6:.4g} ms, and its SLO is {load.slo_ns / 1e6:.4g} ms"
+        )
+        return Infeasible(load.tenant, LATENCY, detail)
+    needed = cache.costs.memory_bytes(load.model)
+    most = max(kind.memory_bytes - kind.partition_bytes for kind in able)
+    if needed > most:
+        detail = f"model {load.model!r} of tenant {load.tenant!r} takes {needed} bytes, a device has {most} for models"
+        return Infeasible(load.tenant, MEMORY, detail)
+    return None
+
+
+def _plan(partition: PartialPartition) -> PartitionPlan:
+    slots = zip(partition.loads, partition.demands, partition.round.batches, strict=True)
+    return PartitionPlan(
+        partition.size,
+        partition.round.duty_ns,
+        tuple(Slot(load.tenant, batch, work.rate_per_s) for load, work, batch in slots),
+    )

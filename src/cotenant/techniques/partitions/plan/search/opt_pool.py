@@ -1,0 +1,293 @@
+"""All columns of one load and of two that are worth making, as arrays: a whole partition is proposed at a glance.
+
+Of the batches of two loads only those stay that no other ones of the same two match in both rates, each up to the rate
+that is wanted. Pairs are enough to begin with; `extended` adds a third load where it helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, Floats
+from cotenant.techniques.partitions.plan.types import NS_PER_S
+
+Ints = NDArray[np.int64]
+MOST_WORK = 30_000_000
+"""Pairs of batches that may be looked at for one type of device; some two seconds."""
+_MOST_SLOTS = 3
+_SHAPES = (((-1,),), ((-1, 1), (1, -1)), ((-1, 1, 1), (1, -1, 1), (1, 1, -1)))
+
+
+class Lines(NamedTuple):
+    """Columns of one size by line: two loads (or one, twice, with nothing for the second), batches, rates, memory."""
+
+    loads: Ints
+    batches: Ints
+    rates: Floats
+    memory: Floats
+
+
+class Pool:
+    """The columns of one type of device, beside neighbours as they typically are, or as if there were none."""
+
+    def __init__(self, generator: ColumnGenerator, rates: Floats, *, alone: bool = False) -> None:
+        self.generator = generator
+        self.lines: dict[int, Lines] = {}
+        self.time: dict[int, Floats] = {}
+        for size in generator.kind.sizes:
+            time = generator.alone[size]
+            if not alone and size != generator.kind.whole:
+                time = time * generator.typical[size][:, None]
+            self.time[size] = time
+            self.lines[size] = _lines(generator, size, time, rates)
+
+    def values(self, size: int, wanted: Floats, prices: Floats, last: Floats | None = None) -> Floats:
+        """What each line of a size serves of what is wanted, at these prices of a row/s.
+
+        `last` is added for each load of which all that is wanted is served.
+        """
+        lines = self.lines[size]
+        needs = wanted[lines.loads]
+        value = np.minimum(needs, lines.rates) * prices[lines.loads]
+        if last is not None:
+            value += np.where(lines.rates >= needs, last[lines.loads], 0.0)
+        found: Floats = value[0] + value[1]
+        return found
+
+    def extended(
+        self,
+        column: Column,
+        wanted: Floats,
+        prices: Floats,
+        free_bytes: float,
+        memory_price: float,
+        last: Floats | None = None,
+    ) -> Column:
+        """The column with a slot more, of the load and batch that add the most; as it is where none adds anything."""
+        generator, size = self.generator, column.size
+        last = np.zeros(len(wanted)) if last is None else last
+        time = self.time[size]
+        numbers = [number for number, _ in column.slots]
+        took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
+        busy = generator.duty_ns(column, took)
+        if generator.groups:
+            duty = self._grown(column)
+            holds = np.isfinite(duty)
+        else:
+            slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
+            duty = busy + time
+            holds = (duty <= slack) & (duty + time <= generator.slo[:, None])
+        holds &= ((wanted > 0) & (generator.memory <= free_bytes))[:, None]
+        holds[numbers] = False
+        if not holds.any():
+            return column
+        rounds = NS_PER_S / duty
+        value = _worth(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
+        value -= (memory_price * generator.memory)[:, None]
+        before = 0.0
+        for number, batch in column.slots:
+            own = wanted[number], prices[number], last[number]
+            value += _worth(batch * rounds, *own)
+            before += float(_worth(batch * NS_PER_S / busy, *own))
+        value = np.where(holds, value, -np.inf)
+        at = int(value.argmax())
+        number, place = divmod(at, value.shape[1])
+        if value[number, place] <= before * (1 + 1e-9):
+            return column
+        return Column(size, (*column.slots, (number, int(generator.rows[number, place]))))
+
+    def served(self, column: Column) -> dict[int, float]:
+        """The rates of a column's loads, in rows/s."""
+        time = self.time[column.size]
+        took = [float(time[number, self.generator.position(number, batch)]) for number, batch in column.slots]
+        duty = self.generator.duty_ns(column, took)
+        return {number: batch * NS_PER_S / duty for number, batch in column.slots}
+
+    def memory_bytes(self, column: Column) -> int:
+        """What a column takes of a device's memory."""
+        costs, models = self.generator.cache.costs, (self.generator.loads[number].model for number, _ in column.slots)
+        return sum(map(costs.memory_bytes, dict.fromkeys(models))) + self.generator.kind.partition_bytes
+
+    def rebatched(self, column: Column, wanted: Floats, prices: Floats) -> Column | None:
+        """The column with the batches that serve the most; None where none hold, or there are too many to try."""
+        alone, time = self.generator.alone[column.size], self.time[column.size]
+        numbers = [number for number, _ in column.slots]
+        factors = [float(time[number, 0] / alone[number, 0]) for number in numbers]
+        found = rebatched(self.generator, column, factors, wanted, prices)
+        return None if found is None else found[1]
+
+    def _grown(self, column: Column) -> Floats:
+        """Duty cycles of the column with a slot more, by load and batch; infinite where none holds."""
+        generator, numbers = self.generator, [number for number, _ in column.slots]
+        slowed = self.time[column.size][:, 0] / generator.alone[column.size][:, 0]
+        duty = np.full(generator.rows.shape, np.inf)
+        for number in range(len(generator.loads)):
+            if number not in numbers:
+                factors = slowed[[*numbers, number]].tolist()
+                duty[number] = generator.groups.grown(column.size, column.slots, number, factors)
+        return duty
+
+    def column(self, size: int, line: int) -> Column:
+        """A line as a column."""
+        lines = self.lines[size]
+        (first, second), (batch, other) = lines.loads[:, line].tolist(), lines.batches[:, line].tolist()
+        return Column(size, ((first, batch), (second, other)) if other else ((first, batch),))
+
+
+class PricedColumns(NamedTuple):
+    """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory.
+
+    `least` is the price of fractions of these columns, 0 where it is not known; whole devices seldom cost less.
+    """
+
+    pools: dict[str, Pool]
+    rows: Floats
+    memory: dict[str, float]
+    least: float = 0.0
+
+
+def is_affordable(generator: ColumnGenerator) -> bool:
+    """Whether all pairs of batches can be looked at."""
+    loads, batches = generator.rows.shape
+    return loads * loads // 2 * batches * batches * len(generator.kind.sizes) <= MOST_WORK
+
+
+def rebatched(
+    generator: ColumnGenerator,
+    column: Column,
+    factors: Sequence[float],
+    wanted: Floats,
+    prices: Floats,
+    last: Floats | None = None,
+) -> tuple[float, Column] | None:
+    """The batches of the same loads that serve the most, slowed down by `factors`; None where no batches hold.
+
+    `last` is added for each load of which all that is wanted is served. All combinations are tried, up to three loads
+    (where groups are known, as many as there are not too many of); with more there is no answer.
+    """
+    numbers = [number for number, _ in column.slots]
+    count = len(numbers)
+    if generator.groups:
+        found = generator.groups.choices(column.size, numbers, factors)
+        if found is None:
+            return None
+        batches, duty = found
+        is_late = np.isinf(duty)
+    elif not 1 <= count <= _MOST_SLOTS:
+        return None
+    else:
+        batches, times = [], []
+        for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
+            time, rows = generator.able(column.size, number)
+            shape = _SHAPES[count - 1][axis]
+            times.append((time * factor).reshape(shape))
+            batches.append(rows.reshape(shape))
+        duty = sum(times[1:], times[0])
+        is_late = np.zeros(duty.shape, dtype=np.bool_)
+        for number, time in zip(numbers, times, strict=True):
+            is_late |= duty > generator.slo[number] - time
+    if not duty.size:
+        return None
+    rounds = NS_PER_S / duty
+    value = np.zeros(duty.shape)
+    for number, batch in zip(numbers, batches, strict=True):
+        value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
+    value[is_late] = -1.0
+    at = int(value.argmax())
+    if value.flat[at] < 0:
+        return None
+    places = np.unravel_index(at, value.shape)
+    slots = tuple((n, int(batch.flat[place])) for n, batch, place in zip(numbers, batches, places, strict=True))
+    return float(value.flat[at]), Column(column.size, slots)
+
+
+def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
+    """What rates are worth, where `wanted` is, at a price of a row/s, and `last` where all of that is served."""
+    return np.minimum(wanted, rate) * price + last * (rate >= wanted)
+
+
+def _lines(generator: ColumnGenerator, size: int, time: Floats, rates: Floats) -> Lines:
+    rows, slo = generator.rows, generator.slo
+    able = 2 * time <= slo[:, None]
+    numbers = np.flatnonzero(able.any(axis=1))
+    alone = np.where(able, rows * NS_PER_S / time, 0.0)
+    best = alone.argmax(axis=1)
+    parts: list[list[NDArray[np.float64]]] = []
+    if len(numbers):
+        own = numbers.astype(np.float64)
+        zero = np.zeros(len(own))
+        parts.append([own, own, rows[numbers, best[numbers]], zero, alone[numbers, best[numbers]], zero])
+    for place, first in enumerate(numbers.tolist()):
+        partners = numbers[place + 1 :]
+        batches = np.flatnonzero(able[first])
+        mine = time[first, batches][None, :, None]
+        theirs = time[partners][:, None, :]
+        duty = mine + theirs
+        holds = (duty + mine <= slo[first]) & (duty + theirs <= slo[partners][:, None, None])
+        if generator.groups:
+            _grouped(generator, size, time, first, partners, batches, duty, holds)
+        partner, one, other = np.nonzero(holds)
+        if not len(partner):
+            continue
+        took = duty[partner, one, other]
+        second = partners[partner]
+        parts.append(
+            [
+                np.full(len(partner), float(first)),
+                second.astype(np.float64),
+                rows[first, batches[one]],
+                rows[second, other],
+                rows[first, batches[one]] * NS_PER_S / took,
+                rows[second, other] * NS_PER_S / took,
+            ]
+        )
+    if not parts:
+        return Lines(np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros((2, 0)), np.zeros(0))
+    first_, second_, batch, other_batch, rate, other_rate = (np.concatenate(each) for each in zip(*parts, strict=True))
+    at = _undominated(
+        first_ * len(rows) + second_, rate / rates[first_.astype(int)], other_rate / rates[second_.astype(int)]
+    )
+    loads = np.stack([first_, second_]).astype(np.int64)[:, at]
+    made = np.stack([batch, other_batch]).astype(np.int64)[:, at]
+    models = np.unique([load.model for load in generator.loads], return_inverse=True)[1]
+    is_one = models[loads[0]] == models[loads[1]]  # a partition holds a model once
+    memory = generator.memory[loads[0]] + np.where(is_one, 0.0, generator.memory[loads[1]])
+    return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + generator.kind.partition_bytes)
+
+
+def _grouped(
+    generator: ColumnGenerator,
+    size: int,
+    time: Floats,
+    first: int,
+    partners: Ints,
+    batches: Ints,
+    duty: Floats,
+    holds: NDArray[np.bool_],
+) -> None:
+    """Put the groups of a load with its partners in, where they hold and run in turn takes longer or does not hold."""
+    slowed = time[:, 0] / generator.alone[size][:, 0]
+    for place, second in enumerate(partners.tolist()):
+        known = generator.groups.times(size, (first, second))
+        if known is None:
+            continue
+        took = known[batches] * max(slowed[first], slowed[second])
+        width = took.shape[1]
+        own, is_held = duty[place, :, :width], holds[place, :, :width]
+        is_better = (2 * took <= min(generator.slo[first], generator.slo[second])) & ((took < own) | ~is_held)
+        own[is_better] = took[is_better]
+        is_held[is_better] = True
+
+
+def _undominated(pair: Floats, share: Floats, other: Floats) -> Ints:
+    """Of each pair the lines whose shares of the two rates, up to all of them, no other line's reach both."""
+    share, other = np.minimum(share, 1.0), np.minimum(other, 1.0)
+    order = np.lexsort((-other, -share, pair))
+    key = 2 * np.unique(pair, return_inverse=True)[1][order] + other[order]
+    before = np.concatenate(([-1.0], np.maximum.accumulate(key)[:-1]))
+    found: Ints = np.sort(order[key > before + 1e-9])
+    return found

@@ -1,0 +1,302 @@
+"""What plans rest on: costs from a profiled repository, or from a profile of another device.
+
+A repository is measured by 'cotenant profile'. Its memory is not measured: see `repository_memory_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from cotenant.errors import PlanError
+from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
+from cotenant.repository import (
+    STATE_FOLDER,
+    ModelVersion,
+    overlap_path,
+    profile_path,
+    readable_versions,
+)
+from cotenant.repository.application_spec import readable_applications
+from cotenant.repository.measured_content import changes, refuse_changes
+from cotenant.techniques.partitions.plan.application import Stage
+from cotenant.techniques.partitions.plan.file import KnownApplication, KnownTenant
+from cotenant.techniques.partitions.plan.profiled_groups import read_groups
+from cotenant.techniques.partitions.plan.table_costs import GroupTimes, Latencies, TableCosts, latencies_of
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType
+from cotenant.techniques.partitions.predict.factors import Interference
+
+QUANTILE = "p95"
+"""Of measured latency, that plans rest on."""
+TAIL = "p99"
+"""Of measured latency, for the margin that reports show."""
+WORKER_BYTES = 128 << 20
+"""A worker process without weights: interpreter, runtime and buffers. 86 to 140 MB were seen (docs/planning.md)."""
+COPIES = 4
+"""A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
+MOST_BELIEVED = 16
+"""A partition may be so many times as large as the largest one that was measured, and gets its latency."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCosts:
+    """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
+
+    `tails` and `tail_groups` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or
+    models, with an SLO. `kind` is that of the device, "" where that is not known. `stale` says of models of the
+    repository `root` what changed since they were measured.
+    """
+
+    latencies: Latencies
+    memory_bytes: Mapping[str, int]
+    digest: str
+    tails: Latencies | None = None
+    interference: Interference | None = None
+    known: Mapping[str, KnownTenant] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    applications: Mapping[str, KnownApplication] = field(default_factory=dict)
+    groups: GroupTimes | None = None
+    tail_groups: GroupTimes | None = None
+    kind: str = ""
+    root: Path | None = None
+    stale: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CostBasis:
+    """What a plan for these devices rests on. `devices` are those asked for, without splits that were not measured.
+
+    `tail` has latencies at the quantile TAIL, or is None. `fingerprint` changes with the profiles.
+    """
+
+    devices: tuple[DeviceType, ...]
+    costs: TableCosts
+    tail: TableCosts | None
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+
+READERS: dict[str, Callable[[Path], ProfileCosts]] = {}
+"""Readers of files that are no profiles, by their ending. None here: a package that has other tables adds its own."""
+
+
+def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
+    """Read a profile: a repository's directory, a profile file, or what one of READERS reads.
+
+    Raises PlanError, or what a file that cannot be used raises.
+    """
+    if quantile not in QUANTILES:
+        raise PlanError(f"quantile is {quantile!r}, expected one of {', '.join(QUANTILES)}")
+    reader = READERS.get(path.suffix.lower())
+    if reader is not None:
+        return reader(path)
+    if path.is_dir():
+        return _repository_tables(path, profile_path(path), quantile)
+    root = path.parent.parent if path.parent.name == STATE_FOLDER else None
+    return _repository_tables(root, path, quantile)
+
+
+def costs_of_repository(
+    root: Path,
+    devices: Sequence[DeviceType],
+    quantile: str = QUANTILE,
+    models: Iterable[str] | None = None,
+    *,
+    stale: bool = False,
+) -> CostBasis:
+    """What plans for devices of a profiled repository rest on, for `models`, or all that were measured.
+
+    Raises as `read_profile_costs` and `basis_of`.
+    """
+    tables = read_profile_costs(root, quantile)
+    return basis_of({"": tables}, devices, tables.latencies if models is None else models, stale=stale)
+
+
+def basis_of(
+    tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str], *, stale: bool = False
+) -> CostBasis:
+    """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
+
+    A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores, if
+    that is at least 1/MOST_BELIEVED of it; splits with smaller partitions than were measured for one of `models` are
+    left out. Raises PlanError when there is no table for a device type, the table is of a device of another kind, its
+    whole is smaller than what was measured, or a size is larger than is believed; and StaleProfileError for one of
+    `models` that changed since it was measured, which `stale` allows.
+    """
+    wanted = list(dict.fromkeys(models))
+    kinds: dict[str, DeviceType] = {}
+    latencies: dict[str, Latencies] = {}
+    tails: dict[str, Latencies] = {}
+    interference: dict[str, Interference] = {}
+    groups: dict[str, GroupTimes] = {}
+    tail_groups: dict[str, GroupTimes] = {}
+    memory: dict[str, int] = {}
+    notes: dict[str, None] = {}
+    for device in dict.fromkeys(devices):
+        table = tables.get(device.name, tables.get(""))
+        if table is None:
+            raise PlanError(f"device {device.name!r} has no profile, expected --profiles {device.name}=PROFILE")
+        _check_kind(device, table)
+        changed = {model: table.stale[model] for model in wanted if model in table.stale}
+        if changed and table.root is not None:
+            refuse_changes(changed, table.root, stale=stale)
+            notes.update(dict.fromkeys(f"stale: {each}" for each in changed.values()))
+        kinds[device.name] = kind = _measured(device, table.latencies, wanted)
+        notes.update(dict.fromkeys((*table.notes, *_notes(device, kind, table.latencies, wanted))))
+        latencies[device.name] = _filled(table.latencies, kind.sizes)
+        if table.tails is not None:
+            tails[device.name] = _filled(table.tails, kind.sizes)
+        if table.interference is not None:
+            interference[device.name] = table.interference
+        if table.groups is not None and table.tail_groups is not None:
+            groups[device.name], tail_groups[device.name] = table.groups, table.tail_groups
+        for model, needed in table.memory_bytes.items():
+            memory[model] = max(needed, memory.get(model, 0))
+    tail = TableCosts(tails, memory, interference, tail_groups) if tails and len(tails) == len(latencies) else None
+    digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
+    used = tuple(kinds[device.name] for device in devices)
+    return CostBasis(used, TableCosts(latencies, memory, interference, groups), tail, digest, tuple(notes))
+
+
+def repository_memory_bytes(version: ModelVersion) -> int:
+    """What a model of a repository takes: its limit where it has one, else an estimate from its file.
+
+    The estimate, not a measurement, is 128 MiB for the worker and its buffers and four times the files of the version.
+    """
+    limit = version.config.tenant.memory_limit_mib
+    if limit is not None:
+        return round(limit * _MIB)
+    files = sum(path.stat().st_size for path in sorted(version.path.parent.rglob("*")) if path.is_file())
+    return WORKER_BYTES + COPIES * files
+
+
+def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileCosts:
+    profile = load_profile(path)
+    latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
+    notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
+    memory = dict.fromkeys(profile.models, 0)
+    known: dict[str, KnownTenant] = {}
+    owners: dict[str, str] = {}
+    stale: dict[str, str] = {}
+    interference, groups, tail_groups = None, None, None
+    content = path.read_bytes() + quantile.encode()
+    if root is None:
+        notes.append("memory: not considered, as the profile lies outside its repository")
+    else:
+        changed = changes(root, profile.contents)
+        for found in readable_versions(root):  # the others are not in the profile either
+            if found.tenant not in profile.models:
+                continue
+            names = (found.tenant, found.model) if found.is_default else (found.tenant,)
+            for name in names:
+                if name in profile.models and name != found.tenant:
+                    continue
+                latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
+                memory[name] = repository_memory_bytes(found)
+                owners[name] = found.tenant
+                stale |= {name: changed[found.tenant]} if found.tenant in changed else {}
+                known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
+        notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
+        from cotenant.repository import coruns_path
+        from cotenant.techniques.partitions.measure.corun_interference import corun_interference
+
+        interference = corun_interference(root)
+        content += coruns_path(root).read_bytes() if interference else b""
+        owners = {name: name for name in profile.models} | owners
+        groups, tail_groups = (read_groups(root, profile, each, owners) for each in (quantile, TAIL))
+        content += overlap_path(root).read_bytes() if groups else b""
+    notes.append(
+        "interference: measured beside co-runners"
+        if interference
+        else "interference: not measured; partitions are believed not to touch each other"
+    )
+    notes.append(
+        f"groups: {groups.count} measured; slots of a partition run in groups near those where that serves more"
+        if groups
+        else "groups: not measured; the slots of a partition run in turn"
+    )
+    digest = sha256(content).hexdigest()
+    return ProfileCosts(
+        *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)),
+        *(groups, tail_groups, profile.device.kind, root, stale),
+    )
+
+
+def _applications(root: Path | None) -> dict[str, KnownApplication]:
+    """Every application of a repository that can be read."""
+    found: dict[str, KnownApplication] = {}
+    for name, spec in readable_applications(root).items() if root is not None else ():
+        names = spec.graph.names
+        found[name] = KnownApplication(
+            spec.slo_ns,
+            tuple(
+                Stage(stage.name, stage.model, tuple(names[other] for other in needed))
+                for stage, needed in zip(spec.stages, spec.graph.after, strict=True)
+            ),
+        )
+    return found
+
+
+def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mapping[int, int]]]:
+    return {name: latencies_of(model.table(quantile)) for name, model in profile.models.items()}
+
+
+def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
+    """Raise PlanError where the latencies are of another kind of device: cores are no percents of a GPU."""
+    if table.kind and table.kind != device.kind:
+        told = {"cpu": "CPU", "gpu": "GPU"}
+        raise PlanError(
+            f"device {device.name!r} is a {told[device.kind]} (kind = {device.kind!r}), and its profile is of a "
+            f"{told[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
+            f"kind = {table.kind!r}"
+        )
+
+
+def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:
+    """The device type without splits whose partitions are smaller than what was measured of the models."""
+    least = {model: min(latencies[model]) for model in models if latencies.get(model)}
+    if not least:
+        return device
+    model = max(least, key=lambda name: least[name])
+    splits = tuple(split for split in device.splits if min(split) >= least[model])
+    if (device.whole,) not in splits:
+        raise PlanError(
+            f"device {device.name!r} has size {device.whole}, but model {model!r} was measured at "
+            f"{', '.join(map(str, latencies[model]))} only: profile it at sizes of the device"
+        )
+    for name in least:
+        believed = MOST_BELIEVED * max(size for size in latencies[name] if size <= device.whole)
+        if device.whole > believed:
+            raise PlanError(
+                f"device {device.name!r} has size {device.whole}, but model {name!r} was measured at "
+                f"{', '.join(map(str, latencies[name]))} only, which says nothing of sizes above {believed}: profile "
+                "it at larger ones with 'cotenant profile --partitions'"
+            )
+    return replace(device, splits=splits)
+
+
+def _notes(asked: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
+    if len(kind.splits) < len(asked.splits):
+        left = len(asked.splits) - len(kind.splits)
+        yield f"device {kind.name!r}: {left} splits left out, as their smaller partitions were not measured"
+    unmeasured = sorted(
+        {size for model in models for size in kind.sizes if size not in latencies.get(model, {size: 0})}
+    )
+    if unmeasured:
+        sizes = ", ".join(map(str, unmeasured))
+        yield f"device {kind.name!r}: size {sizes} was not measured; believed as slow as the next smaller size that was"
+
+
+def _filled(latencies: Latencies, sizes: Sequence[int]) -> dict[str, dict[int, Mapping[int, int]]]:
+    """Latencies at these sizes; where one was not measured, those of the largest measured one below it."""
+    filled: dict[str, dict[int, Mapping[int, int]]] = {}
+    for model, known in latencies.items():
+        filled[model] = {}
+        for size in sizes:
+            below = [each for each in known if each <= size]
+            if below:
+                filled[model][size] = known[max(below)]
+    return filled

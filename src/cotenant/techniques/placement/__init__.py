@@ -1,0 +1,1 @@
+"""SIR+: one wide graph over several devices. See README.md."""

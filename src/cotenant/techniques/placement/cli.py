@@ -1,0 +1,304 @@
+"""`cotenant plan --placement`: where each branch of a wide model runs best, on cores, or on a GPU and cores."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.cli.plan import Aim, PlanOptions
+from cotenant.errors import ConfigError
+from cotenant.files import write_whole
+from cotenant.plan_file import sections_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cotenant.config import ServerConfig
+    from cotenant.execute.protocol import Place
+    from cotenant.techniques.placement.plan.flat import PlacementProblem
+    from cotenant.techniques.placement.plan.overflow import FoundPlacement, PlacementGoal
+    from cotenant.techniques.placement.plan.overview import PlacementOverview
+    from cotenant.techniques.placement.task_profile import ModelTasks
+    from cotenant.techniques.placement.unit_placement import UnitPlacement
+    from cotenant.work import Share
+
+_EXACT_SHARE = 0.3
+"""Of the time, for the exact solver where the graph is small enough."""
+_MOST_NOISE = 0.3
+_STEPS = 1 << 40
+"""Moves of the search at each level: it ends by time."""
+_EXPLAINED = (0.9, 1.1)
+"""Between these, the units add up to the measured whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementAsked:
+    """A model to place, and the goal."""
+
+    root: Path
+    model: str
+    aim: Aim
+    latency_bound_ms: float | None
+    budget_s: float
+    lanes: str | None
+    fresh: bool
+
+    def goal(self) -> PlacementGoal:
+        """The goal of the search. Raises ConfigError for a bound on what is to be small anyway."""
+        from cotenant.techniques.placement.plan.overflow import Goal, PlacementGoal
+
+        if self.aim is Aim.latency:
+            if self.latency_bound_ms is not None:
+                raise ConfigError("--latency-bound-ms goes with --goal throughput: the least latency is sought anyway")
+            return PlacementGoal()
+        bound = None if self.latency_bound_ms is None else round(self.latency_bound_ms * 1e6)
+        return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
+
+
+def plan_placement(options: PlanOptions) -> None:
+    """Measure or read the model's profile of tasks, search, measure what was found, and show.
+
+    A placement that is believed to gain, and measured to, by 3 % at least, is kept where serving looks; else none is.
+    """
+    from cotenant.cli.profile import progress_bar
+    from cotenant.repository import graphs_path, placement_path
+    from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
+    from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
+    from cotenant.techniques.placement.plan.flat import PlacementProblem
+    from cotenant.techniques.placement.plan.overview import overview
+    from cotenant.techniques.placement.plan.placed_units import placement_of
+    from cotenant.techniques.placement.plan.profiled import graph_of
+    from cotenant.techniques.placement.plan_section import PLACEMENT
+    from cotenant.techniques.placement.unit_placement import save_placement
+
+    asked = PlacementAsked(
+        options.repository,
+        options.placement,
+        options.goal or Aim.latency,
+        options.latency_bound_ms,
+        options.budget_s,
+        options.lanes,
+        options.fresh,
+    )
+    goal = asked.goal()
+    settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
+    share, is_served = _share(settings)
+    with _opened(settings, share) as where, progress_bar(quiet=options.as_json, what="measuring") as on_step:
+        tenant, tasks = measure_tasks(
+            asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, place=where
+        )
+    notes = _doubts(tasks)
+    problem = PlacementProblem(graph_of(tasks))
+    found = _searched(problem, goal, tasks, asked.budget_s, as_json=options.as_json)
+    view = overview(tenant, problem, found)
+    ratio, written = None, []
+    graphs = graphs_path(asked.root)
+    path = placement_path(graphs, tasks.graph, tasks.cores, tasks.sms)
+    path.unlink(missing_ok=True)
+    if view.gains:
+        placement = placement_of(
+            tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns, tasks.sms
+        )
+        with _opened(settings, share) as where:
+            ratio = measured_ratio(asked, placement, share, where)
+        if ratio <= KEPT_UP_TO:
+            save_placement(path, placement)
+            written = [path]
+            notes += _use(asked, is_served=is_served)
+        if options.out is not None:
+            write_whole(options.out, sections_text({PLACEMENT: (placement,)}).encode())
+            written.append(options.out)
+    _show(asked, view, tasks, ratio, notes, written, options.svg, as_json=options.as_json)
+
+
+def _share(settings: ServerConfig) -> tuple[Share, bool]:
+    """The largest share that launches of the server get, if that has several cores or is of a GPU, else all its cores;
+    and which. Raises ConfigError where there is one core.
+    """
+    from cotenant.execute.layout import device_cores
+    from cotenant.measure.sweep import served_shares
+    from cotenant.work import CPU, Share
+
+    cores = device_cores(settings.device)
+    if len(cores) < 2:
+        raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
+    share = max(served_shares(settings), key=lambda each: each.size)
+    return (share, True) if share.size > 1 or share.device != CPU else (Share(cores), False)
+
+
+@contextmanager
+def _opened(settings: ServerConfig, share: Share) -> Iterator[Place]:
+    """Where a share is measured. A GPU is not held meanwhile for longer than the context lasts. Raises ConfigError."""
+    from cotenant.execute.registry import open_executor
+    from cotenant.measure.solo import CORES
+    from cotenant.work import CPU
+
+    if share.device == CPU:
+        yield CORES
+        return
+    with closing(open_executor(settings.device, (share,))) as executor:
+        yield executor.place
+
+
+def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
+    """What is to be done for the server to use a placement."""
+    from cotenant.repository import default_version
+
+    notes = []
+    if default_version(asked.root, asked.model).config.model.placement == "none":
+        notes.append(f"For it to be used, set placement = 'auto' under [model] in {asked.model}/config.toml.")
+    if not is_served:
+        notes.append(
+            "No launch of this server gets more than one core: for it to be used, set lanes = 'all', or lists of "
+            "cores, under [device] in cotenant.toml."
+        )
+    return notes
+
+
+def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share, where: Place | None = None) -> float:
+    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server.
+
+    `where` is the place of the share, by default the cores of this machine.
+    """
+    from cotenant.execute.strategy import Trial
+    from cotenant.measure.inputs import make_inputs
+    from cotenant.measure.opening import open_version
+    from cotenant.measure.solo import CORES
+    from cotenant.repository import default_version, graphs_path
+    from cotenant.techniques.placement.execute.placeable import Placeable
+    from cotenant.techniques.placement.measure.placed import check_path, placed_ratio
+
+    found = default_version(asked.root, asked.model)
+    opened = open_version(asked.root, found, where or CORES, placed=False)
+    with opened.runner as model:
+        assert isinstance(model, Placeable)  # others have no profile of tasks
+        model.place(placement)
+        path = check_path(graphs_path(asked.root), placement)
+        path.unlink(missing_ok=True)
+        is_batched = found.config.model.max_batch > 1
+        trial = Trial(
+            found,
+            graphs_path(asked.root),
+            opened.shapes,
+            where or CORES,
+            (),
+            lambda shape, rows: make_inputs(opened.runner.inputs, shape, rows, is_batched),
+        )
+        return placed_ratio(path, model, share, trial)
+
+
+def _doubts(tasks: ModelTasks) -> list[str]:
+    """What speaks against the measurement."""
+    notes = []
+    for name, times in (("one core", tasks.core), ("the GPU" if tasks.sms else tasks.where, tasks.whole)):
+        if not _EXPLAINED[0] <= times.added_up <= _EXPLAINED[1]:
+            notes.append(
+                f"On {name} the units add up to {times.added_up:.2f} of the measured whole, "
+                f"{times.whole_ns / 1e6:.3g} ms: expect as much of an error, or measure again with --fresh."
+            )
+    if tasks.is_disturbed:
+        notes.append(
+            f"The machine was busy with other work while this was measured (wall time {tasks.disturbance:.2f} of CPU "
+            "time). It is measured again next time: repeat the command when it is quiet."
+        )
+    return notes
+
+
+def _searched(
+    problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
+) -> FoundPlacement:
+    from cotenant.cli.console import console as make_console
+    from cotenant.machine_code import has_compiler
+    from cotenant.techniques.placement.plan.overflow import OverflowSearch
+
+    console = make_console(stderr=True, quiet=as_json)
+    if not has_compiler():
+        console.print("the search is a hundred times slower without numba: pip install 'cotenant[solver]'")
+    with console.status("searching a placement") as status:
+
+        def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
+            status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms, none below {bound_ns / 1e6:.4g} ms")
+            return True
+
+        search = OverflowSearch(
+            goal,
+            _STEPS,
+            budget_s,
+            noise=min(_MOST_NOISE, tasks.variation),
+            exact_seconds=_EXACT_SHARE * budget_s,
+            progress=progress,
+        )
+        return search.solve(problem)
+
+
+def _show(
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    ratio: float | None,
+    notes: list[str],
+    written: list[Path],
+    svg: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from cotenant.cli.console import console as make_console
+    from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
+    from cotenant.techniques.placement.report import placement_lines, placement_picture, placement_svg
+
+    is_kept = ratio is not None and ratio <= KEPT_UP_TO
+    if svg is not None:
+        write_whole(svg, placement_svg(view, f"{view.model} on {tasks.where}").encode())
+        written = [*written, svg]
+    if as_json:
+        print_json(_facts(asked, view, tasks, ratio, notes, written))
+        return
+    console = make_console()
+
+    def lines() -> Iterator[str]:
+        yield from placement_lines(view)
+        if asked.aim is Aim.throughput:
+            yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
+        if ratio is not None:
+            verdict = "" if is_kept else ": it is not 3 % quicker, and not kept for serving"
+            whole = f"a run of the whole on {f'{tasks.sms} SMs' if tasks.sms else tasks.where}"
+            yield f"Measured in turns, it takes {ratio:.2f} of the time of {whole}{verdict}."
+        yield from notes
+        yield from (f"Written: {path}" for path in written)
+
+    console.print(placement_picture(view, console.width))
+    console.print()
+    for line in lines():
+        console.print(line, highlight=False)
+
+
+def _facts(
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    ratio: float | None,
+    notes: list[str],
+    written: list[Path],
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "model": view.model,
+        "cores": tasks.cores,
+        "sms": tasks.sms,
+        "goal": asked.aim,
+        "gains": view.gains,
+        "gain_pct": view.gain_pct,
+        "measured_ratio": ratio,
+        "sequential_measured_ns": tasks.sequential_ns,
+        "added_up": {"core": tasks.core.added_up, "whole": tasks.whole.added_up},
+        "launch_ns": {"core": tasks.core.launch_ns, "whole": tasks.whole.launch_ns},
+        "hand_over_ns": tasks.hand_over_ns,
+        "disturbance": tasks.disturbance,
+        **msgspec.to_builtins(view),
+        "notes": notes,
+        "written": [str(path) for path in written],
+    }

@@ -1,0 +1,77 @@
+"""The run strategy of placements: a model runs over the cores of a share, or a stream and cores beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.protocol import Followed
+from cotenant.execute.runner import Runner
+from cotenant.execute.strategy import ModelFile, RunStrategy, Trial, WholeRun
+from cotenant.repository import ModelVersion
+from cotenant.work import Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.gpu.streams import StreamLane
+
+_log = logging.getLogger("cotenant.placement")
+
+
+class PlacementStrategy(RunStrategy):
+    """Lets models of onnxruntime and torch follow placements; other models, and those on compiled kernels, run as ever.
+
+    Placements are followed where `[model] placement` asks for that and they gain.
+    """
+
+    def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
+        """See RunStrategy."""
+        model = inner()
+        if file.path.suffix == ".onnx" and not model.kernels:
+            from cotenant.execute.onnx.segments import SegmentedModel
+            from cotenant.techniques.placement.execute.placed_model import PlacedModel
+
+            return PlacedModel(model) if isinstance(model, SegmentedModel) else model
+        if file.path.suffix == ".pt2":
+            from cotenant.execute.torch.model import TorchModel
+            from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
+
+            return PlacedTorch(model) if isinstance(model, TorchModel) else model
+        return model
+
+    def measures(self, found: ModelVersion) -> str:
+        """See RunStrategy."""
+        return "" if found.config.model.placement == "none" else "its placements"
+
+    def choose(self, model: Runner, trial: Trial) -> Mapping[int, float]:
+        """See RunStrategy. A warning says why the model follows no placement."""
+        from cotenant.techniques.placement.execute.placeable import Placeable
+        from cotenant.techniques.placement.execute.placed_model import PlacedModel
+        from cotenant.techniques.placement.measure.placed import follow_fast
+
+        name = trial.found.model
+        if not isinstance(model, Placeable if isinstance(trial.place, StreamPlace) else PlacedModel):
+            why = "has compiled kernels" if model.kernels else "is not run by onnxruntime"
+            _log.warning("model %r: placement is 'auto', but it %s: it runs as without", name, why)
+            return {}
+        gains = follow_fast(model, trial)
+        if not gains:
+            _log.warning(
+                "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
+                *(name, name),
+            )
+        return gains
+
+    def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
+        """See RunStrategy: these placements, as they lie beside the graphs."""
+        from cotenant.techniques.placement.execute.kept import follow
+
+        follow(model, graphs, chosen)
+
+    def on_stream(self, model: Any, share: Share, lane: StreamLane, cores: Sequence[int]) -> WholeRun | None:
+        """See RunStrategy."""
+        from cotenant.techniques.placement.execute.placed_torch import placed_stream
+
+        return placed_stream(model, share, lane, cores)

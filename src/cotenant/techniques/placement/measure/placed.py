@@ -1,0 +1,153 @@
+"""Which of its placements a model follows: those that were measured to be faster than what they replace."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from cotenant.errors import CotenantError
+from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.protocol import LoadSpec, Run
+from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.strategy import Trial
+from cotenant.files import load, save
+from cotenant.measure.busy import MOST_OTHERS, OthersTime
+from cotenant.measure.solo import Effort, in_turns
+from cotenant.profile.device import this_device
+from cotenant.profile.profile_file import ProfileError
+from cotenant.repository import placement_path
+from cotenant.techniques.placement.execute.kept import kept_placements
+from cotenant.techniques.placement.execute.placeable import Placeable
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.unit_placement import UnitPlacement
+from cotenant.work import Share
+
+FORMAT = "cotenant-placement-check/1"
+KEPT_UP_TO = 0.97
+"""Of the time of what it replaces: a placement, or a joint plan, that takes longer than this part of it is left aside.
+Equal ways differ by up to 3 % from run to run (docs/decisions/0058-plans-win-by-a-margin.md)."""
+_EFFORT = Effort(budget_s=1.0, min_runs=7, max_runs=60, warm_up=1)
+_Ways = Sequence[Callable[[Mapping[str, Any]], None]]
+_log = logging.getLogger("cotenant.placement")
+
+
+class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a placement came to: its time over that of a sequential run in the same share, at the worst shape and batch.
+
+    `of` is a digest of the placement, the device, and the shapes and batches. `others` is the part of the cores' time
+    that other processes took meanwhile: with more than MOST_OTHERS the ratio is measured again.
+    """
+
+    of: str
+    ratio: float
+    format: str = FORMAT
+    others: float = 0.0
+
+
+def follow_fast(model: Placeable, trial: Trial) -> dict[int, float]:
+    """Let a model follow the kept placements that gain; gives what they came to, by size of share.
+
+    What was measured once on this device, while it was quiet, is not measured again. What is left aside is told to the
+    log.
+    """
+    cores, graphs = tuple(sorted(os.sched_getaffinity(0))), trial.graphs
+    on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.place, StreamPlace) else None
+    graph, most = model.graph_path.parent.name, len(cores) if on_gpu is None else 0
+    ratios: dict[int, float] = {}
+    good = []
+    for placement in kept_placements(graphs, graph, most, on_gpu or ()):
+        try:
+            model.place(placement)
+            share = Share(cores[: placement.cores]) if on_gpu is None else on_gpu[placement.sms]
+            pieces = len(model.pieces(placement.size))
+            ratio = placed_ratio(check_path(graphs, placement), model, share, trial)
+        except CotenantError as error:
+            _log.warning("model %s: its placement on %s is left aside: %s", model.name, placement.where, error)
+            continue
+        told = (model.name, ratio, placement.where, pieces)
+        if ratio > KEPT_UP_TO:
+            _log.warning("model %s: left aside: takes %.2f of the time of a sequential run on %s, %d pieces", *told)
+        else:
+            _log.info("model %s runs by placement: %.2f of the time of a sequential run on %s, %d pieces", *told)
+            good.append(placement)
+            ratios[placement.size] = ratio
+    model.place(*good)
+    return ratios
+
+
+def check_path(graphs: Path, placement: UnitPlacement) -> Path:
+    """Where it is kept what a placement came to."""
+    return placement_path(graphs, placement.graph, placement.cores, placement.sms).with_suffix(".check.json")
+
+
+def placed_ratio(path: Path, model: Placeable, share: Share, trial: Trial) -> float:
+    """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
+
+    `path` is where that is kept. The model may have no placements afterwards.
+    """
+    place, batches = trial.place, (1, trial.found.config.model.max_batch)
+    device = this_device(place.device).fingerprint
+    facts = msgspec.json.encode((model.placed, device, [dict(each) for each in trial.shapes], batches))
+    of = hashlib.sha256(facts).hexdigest()[:16]
+    try:
+        known = load(path, PlacementCheck, FORMAT, ProfileError, "")
+        if known.of == of and known.others <= MOST_OTHERS:
+            return known.ratio
+    except ProfileError:  # none yet, or a damaged one
+        pass
+    ratios = []
+    ways = _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, trial, batches)
+    with OthersTime(() if isinstance(place, StreamPlace) else share.cores) as others, place.at(share), ways as runs:
+        for shape in trial.shapes:
+            for items in sorted(set(batches)):
+                inputs = trial.inputs(shape, items)
+                times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], _EFFORT)]
+                ratios.append(float(times[0] / times[1]))
+    if others.is_disturbed:
+        _log.warning(
+            "model %s: other processes took %.0f %% of the cores while its placement was measured: that is done again "
+            "the next time",
+            *(model.name, 100 * others.share),
+        )
+    save(path, PlacementCheck(of, round(max(ratios), 4), others=round(others.share, 4)))
+    return max(ratios)
+
+
+@contextmanager
+def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
+    """Runs of the whole by the placement, and without it."""
+
+    def run(way: Runner, inputs: Mapping[str, Any]) -> None:
+        to_numpy(way.run(0, model.unit_count, inputs, share.cores))
+
+    for each in (model, model.inner):
+        each.prepare([(0, model.unit_count)], share.cores)
+    yield partial(run, model), partial(run, model.inner)
+    model.keep(())
+
+
+@contextmanager
+def _on_streams(model: Placeable, share: Share, trial: Trial, batches: Sequence[int]) -> Iterator[_Ways]:
+    """As `_on_cores`, as launches of the executor that serves: it follows what a model follows when it is loaded."""
+    whole = [(0, model.unit_count)]
+    spec = LoadSpec(
+        (share,), (0, model.unit_count), tuple(trial.shapes), max(batches), rows=tuple(sorted(set(batches)))
+    )
+    with trial.place.ready(model, spec) as placed:
+        model.place()
+        with trial.place.ready(model, spec) as sequential:
+            yield tuple(partial(_launched, run, share, whole) for run in (placed, sequential))
+
+
+def _launched(run: Run, share: Share, whole: Sequence[tuple[int, int]], inputs: Mapping[str, Any]) -> None:
+    run(share, inputs, whole)

@@ -1,0 +1,356 @@
+"""Our placement: an anytime search over placement and order, from branches to tasks, started from the best of all
+others.
+
+At every level (branches contracted, then less and less, at last every task) the plan at hand is annealed: devices of
+tasks and blocks are flipped, tasks are moved in the order, restarts heat the plan up again. Small graphs are then given
+to the exact solver, from the plan that was found, where it is installed. The result is never worse on the problem's own
+figures than any plan that the search was started from: those of the sequential execution and of Comm+SD are among them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from importlib.util import find_spec
+from random import Random
+
+import numpy as np
+
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.placement.plan.annealing import WINDOW
+from cotenant.techniques.placement.plan.bounds import bound_of
+from cotenant.techniques.placement.plan.contract import levels_of
+from cotenant.techniques.placement.plan.exact import IntervalSearch
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
+from cotenant.techniques.placement.plan.heft import Heft, upward_ranks
+from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, PENALTY, UNIT
+from cotenant.techniques.placement.plan.strategies import (
+    CommSlowdown,
+    PlacementStrategy,
+    Progress,
+    QueueDelay,
+    Sequential,
+    Slowdown,
+    based_on,
+    queued,
+)
+
+FANS = (12, 4, 2)
+"""Neighbours that make a hub, by level: whole branches, pieces of them between forks, chains."""
+_HEATS = (1.0, 0.3, 0.1, 0.03)
+"""By how many tasks of mean size a plan may get worse at the start of each restart of a level."""
+_CHUNK = 300_000
+"""Tasks that are evaluated between two looks at the clock (plain Python: a hundredth of it)."""
+_EXACT_SIZE = 200
+_SCENARIOS = 16
+
+
+class Goal(Enum):
+    """What a placement is to make small."""
+
+    LATENCY = "latency"
+    PERIOD = "period"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGoal:
+    """What to minimise: the makespan; the time of the busiest resource (throughput under load); the memory of a space.
+
+    `latency_bound_ns` is what the makespan must not exceed. Throughput counts a 64th of the makespan besides, memory a
+    byte for every 1,024 ns of it. Raises InvalidValueError where memory names no `space`.
+    """
+
+    goal: Goal = Goal.LATENCY
+    space: str = ""
+    latency_bound_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.goal is Goal.MEMORY and not self.space:
+            raise InvalidValueError("goal of a placement", "space", self.space, "the space whose memory counts")
+
+    def weights(self, problem: PlacementProblem) -> list[int]:
+        """As `kernels.cost_of` wants them. Raises InvalidValueError for an unknown space."""
+        shares = {Goal.LATENCY: [UNIT, 0, 0], Goal.PERIOD: [UNIT // 64, UNIT, 0], Goal.MEMORY: [1, 0, UNIT]}
+        space = 0
+        if self.space:
+            if self.space not in problem.space_names:
+                expected = f"one of {', '.join(problem.space_names)}"
+                raise InvalidValueError("goal of a placement", "space", self.space, expected)
+            space = problem.space_names.index(self.space)
+        return [*shares[self.goal], space, -1 if self.latency_bound_ns is None else self.latency_bound_ns]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlacement:
+    """A plan, what it comes to, a bound below every plan's makespan, and by which strategy it began.
+
+    `is_proved`: it has the least makespan that there is. `evaluated` plans were looked at.
+    """
+
+    plan: TaskPlan
+    timeline: Timeline
+    bound_ns: int
+    is_proved: bool
+    evaluated: int
+    began_as: str
+
+    @property
+    def gap_pct(self) -> float:
+        """How much shorter the best plan could be at most, as a share of the bound."""
+        return 100.0 * (self.timeline.makespan_ns / self.bound_ns - 1) if self.bound_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowSearch:
+    """See above. `steps` moves are tried at each level, or fewer where `seconds` end; only without the latter, and
+    without the exact solver ending by time, are equal questions answered equally for a `seed`.
+
+    `noise` is the coefficient of variation of service times under which plans of equal standing (the best of each
+    level) are compared by their mean cost; 0 takes the best on the figures as they are. `exact_seconds` is for the
+    exact solver, which is asked about graphs up to 200 tasks; 0 leaves it out.
+    """
+
+    goal: PlacementGoal = PlacementGoal()
+    steps: int = 100_000
+    seconds: float | None = None
+    seed: int = 1
+    noise: float = 0.0
+    exact_seconds: float = 0.0
+    progress: Progress | None = None
+    name: str = "ours"
+
+    def place(self, problem: PlacementProblem) -> TaskPlan:
+        """See PlacementStrategy. Raises PlanError as `solve`."""
+        return self.solve(problem).plan
+
+    def solve(self, problem: PlacementProblem, more: Sequence[PlacementStrategy] = ()) -> FoundPlacement:
+        """Search; `more` are strategies to start from besides the usual ones.
+
+        Raises PlanError where no plan was found that breaks no limit: it names the limits.
+        """
+        return _OverflowRun(self, problem).run(more)
+
+
+class _OverflowRun:
+    """The state of one search."""
+
+    def __init__(self, settings: OverflowSearch, problem: PlacementProblem) -> None:
+        self.settings = settings
+        self.problem = problem
+        self.weights = settings.goal.weights(problem)
+        self.is_latency = settings.goal.goal is Goal.LATENCY
+        self.began = time.monotonic()
+        self.evaluated = 0
+        self.is_stopped = False
+        bound = bound_of(problem)
+        self.bound = bound.makespan_ns
+        self.best: TaskPlan | None = None
+        self.cost = IMPOSSIBLE
+        self.candidates: list[TaskPlan] = []
+
+    def run(self, more: Sequence[PlacementStrategy]) -> FoundPlacement:
+        """All levels; see OverflowSearch."""
+        if self.bound >= IMPOSSIBLE:
+            raise PlanError(
+                "no placement can run: some tasks exchange tensors, and no link joins devices that run them"
+            )
+        began_as, guard = self._start(more)
+        levels = levels_of(self.problem, FANS) if self.problem.size > WINDOW else []
+        began_with = self.best
+        turns = len(levels) + 2 if levels else 1
+        for number, level in enumerate(levels):
+            smaller = PlacementProblem(level.graph, self.problem.kernels)
+            assert self.best is not None
+            start = level.shrink(self.best, smaller)
+            plans = [start, smaller.dispatch(start.place, upward_ranks(smaller))]
+            found = self._anneal(smaller, plans, [[i] for i in range(smaller.size)], number, turns)
+            self._offer(level.expand(found))
+            self._offer(self.problem.dispatch(self.candidates[-1].place, upward_ranks(self.problem)))
+        assert self.best is not None
+        blocks = [list(block) for block in levels[0].blocks] if levels else [[i] for i in range(self.problem.size)]
+        if levels and began_with is not None:  # what branches cannot say may be far from what they led to
+            self._offer(self._anneal(self.problem, [began_with], blocks, turns - 2, turns))
+        self._offer(self._anneal(self.problem, [self.best], blocks, turns - 1, turns))
+        proved = self._exact()
+        plan = self._robust(guard)
+        line = self.problem.evaluate(plan)
+        assert line is not None
+        cost = self._cost(plan)
+        if cost >= PENALTY:
+            raise PlanError(self._refusal(line))
+        proved = (proved or line.makespan_ns <= self.bound) and self.is_latency
+        return FoundPlacement(plan, line, min(self.bound, line.makespan_ns), proved, self.evaluated, began_as)
+
+    def _start(self, more: Sequence[PlacementStrategy]) -> tuple[str, int]:
+        """Plans of all others: the name of the best, and its cost or that of the worse of sequential and Comm+SD."""
+        problem = self.problem
+        plans = [*usual_plans(problem), *((other.name, other.place(problem)) for other in more)]
+        costs: dict[str, int] = {}
+        for name, plan in plans:
+            costs[name] = self._offer(plan)
+            self._offer(problem.dispatch(plan.place, upward_ranks(problem)))
+        return min(costs, key=costs.__getitem__), min(costs["sequential"], costs["comm_sd"])
+
+    def _offer(self, plan: TaskPlan) -> int:
+        cost = self._cost(plan)
+        self.evaluated += 1
+        self.candidates.append(plan)
+        if cost < self.cost or self.best is None:
+            self.best, self.cost = plan, cost
+        return cost
+
+    def _cost(self, plan: TaskPlan) -> int:
+        problem = self.problem
+        line = problem.evaluate(plan)
+        if line is None:
+            return IMPOSSIBLE
+        ints = problem.kernels.ints
+        return int(problem.kernels.module.cost_of(problem.flat, problem.scratch, line.makespan_ns, ints(self.weights)))
+
+    def _anneal(
+        self,
+        problem: PlacementProblem,
+        starts: Iterable[TaskPlan],
+        blocks: list[list[int]],
+        level: int,
+        levels: int,
+    ) -> TaskPlan:
+        """The best of a level, from the best of some starts."""
+        kernels, size = problem.kernels, problem.size
+        ints = kernels.ints
+        weights = ints(self.weights)
+        best, least = None, IMPOSSIBLE + 1
+        for plan in starts:
+            line = problem.evaluate(plan)
+            makespan = IMPOSSIBLE if line is None else line.makespan_ns
+            cost = int(kernels.module.cost_of(problem.flat, problem.scratch, makespan, weights))
+            if cost < least:
+                best, least = plan, cost
+        assert best is not None
+        starts_at, flat_blocks = [0], []
+        for block in blocks:
+            flat_blocks += block
+            starts_at.append(len(flat_blocks))
+        table = [len(blocks), *(len(starts_at) + 1 + at for at in starts_at), *flat_blocks]
+        fixed = [ints(table), weights]
+        seed = ints([1 + Random(f"{self.settings.seed} {level}").randrange(2**31 - 2)])
+        best_order, best_place = ints(best.order), ints(best.place)
+        costs = ints([least, least])
+        chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if kernels.is_compiled else 100))
+        for turn, share in enumerate(_HEATS):
+            order, place = best_order.copy(), best_place.copy()
+            position = [0] * size
+            for at, i in enumerate(order):
+                position[i] = at
+            where = ints(position)
+            costs[0] = costs[1]
+            steps = self.settings.steps // len(_HEATS)
+            heat = share * (int(costs[1]) % PENALTY) * len(problem.lane_names) / size
+            done, gone = 0, 0.0
+            began = time.monotonic()
+            until = self._until(level, levels, turn)
+            while done < steps and gone < 1.0 and not self._is_over():
+                todo = min(chunk, steps - done)
+                # It cools down by what is gone of the steps or of the time, whichever ends first.
+                rate = gone / done if done else 1 / steps
+                heats = ints([int(heat * (1 - gone)), int(heat * max(0.0, 1 - gone - rate * todo))])
+                self.evaluated += int(
+                    kernels.annealing.anneal(
+                        *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, where),
+                        *(*fixed, seed, heats, todo, costs),
+                    )
+                )
+                done += todo
+                gone = done / steps
+                if until is not None:
+                    now = time.monotonic()
+                    gone = max(gone, (now - began) / (until - began) if until > now else 1.0)
+        return TaskPlan(tuple(map(int, best_place)), tuple(map(int, best_order)))
+
+    def _until(self, level: int, levels: int, turn: int) -> float | None:
+        """When a restart of a level must end: levels of branches share 30 % of the time, both of all tasks the rest."""
+        settings = self.settings
+        if settings.seconds is None:
+            return None
+        ends = [0.0, *(0.3 * (number + 1) / (levels - 2) for number in range(levels - 2)), 0.65, 1.0]
+        first, last = ends[level : level + 2] if levels > 1 else (0.0, 1.0)
+        share = first + (last - first) * (turn + 1) / len(_HEATS)
+        return self.began + max(0.0, settings.seconds - settings.exact_seconds) * share
+
+    def _is_over(self) -> bool:
+        settings = self.settings
+        if self.is_latency and self.cost <= self.bound:
+            return True
+        if not self.is_stopped and settings.progress is not None:
+            self.is_stopped = not settings.progress(self.evaluated, min(self.cost, IMPOSSIBLE), self.bound)
+        return self.is_stopped
+
+    def _exact(self) -> bool:
+        settings, problem = self.settings, self.problem
+        is_asked = settings.exact_seconds > 0 and self.is_latency and problem.size <= _EXACT_SIZE
+        if not is_asked or self.is_stopped or self.cost <= self.bound or find_spec("ortools") is None:
+            return False
+        try:
+            solved = IntervalSearch(settings.exact_seconds, seed=settings.seed).solve(problem, self.best)
+        except PlanError:
+            return False
+        self.bound = max(self.bound, solved.bound_ns)
+        self._offer(solved.plan)
+        return self.cost <= self.bound
+
+    def _robust(self, guard: int) -> TaskPlan:
+        """The candidate with the least mean cost under noise, of those that are no worse than the guard without."""
+        assert self.best is not None
+        if self.settings.noise <= 0:
+            return self.best
+        plans = [plan for plan in dict.fromkeys(self.candidates) if self._cost(plan) <= max(guard, self.cost)]
+        return min(plans, key=lambda plan: (self.mean_cost(plan), self._cost(plan)))
+
+    def mean_cost(self, plan: TaskPlan) -> float:
+        """Mean cost under the noise: every task takes its own random factor of its time, the same for all plans."""
+        problem, settings = self.problem, self.settings
+        ints = problem.kernels.ints
+        total = 0
+        for scenario in range(_SCENARIOS):
+            service = noisy(problem, settings.noise, settings.seed * 1000 + scenario)
+            flat = problem.flat._replace(service=ints(service))
+            makespan = problem.kernels.module.evaluate(
+                flat, problem.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
+            )
+            total += int(problem.kernels.module.cost_of(flat, problem.scratch, makespan, ints(self.weights)))
+        return total / _SCENARIOS
+
+    def _refusal(self, line: Timeline) -> str:
+        problem, bound = self.problem, self.settings.goal.latency_bound_ns
+        broken = [
+            f"{name} takes {held} bytes, the limit is {limit}"
+            for name, held, limit in zip(problem.space_names, line.used_bytes, problem.limits, strict=True)
+            if 0 <= limit < held
+        ]
+        if bound is not None and line.makespan_ns > bound:
+            broken.append(f"the latency is {line.makespan_ns} ns, the bound {bound}")
+        return f"no placement was found within the limits; in the nearest one {' and '.join(broken)}"
+
+
+@lru_cache(maxsize=4)
+def usual_plans(problem: PlacementProblem) -> tuple[tuple[str, TaskPlan], ...]:
+    """What every search begins with, by name: the plans of all quick strategies, and all on each device that it can."""
+    others: list[PlacementStrategy] = [Sequential(), QueueDelay(moves_all=True), QueueDelay(), Slowdown()]
+    others += [CommSlowdown(as_published=True), CommSlowdown(), Heft()]
+    plans = [(other.name, other.place(problem)) for other in others]
+    for device, name in enumerate(problem.device_names):
+        plans.append((f"all on {name}", queued(problem, based_on(problem, device))))
+    return tuple(plans)
+
+
+def noisy(problem: PlacementProblem, cv: float, seed: int) -> list[int]:
+    """Service times by task and device, each task's times by a log-normal factor of mean 1 and this variation."""
+    sigma = np.sqrt(np.log1p(cv * cv))
+    factors = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, problem.size)
+    times = np.array(problem.service)
+    noised: list[int] = np.where(times >= 0, np.rint(times * factors[:, None]), -1).astype(np.int64).ravel().tolist()
+    return noised

@@ -1,0 +1,52 @@
+"""The task graph of a model from its profile of tasks: the one place where measured times become a graph."""
+
+from __future__ import annotations
+
+from cotenant.techniques.placement.plan.task_graph import (
+    DeviceLink,
+    GraphTask,
+    TaskDevice,
+    TaskGraph,
+    TaskTensor,
+    TransferMode,
+)
+from cotenant.techniques.placement.task_profile import ModelTasks
+from cotenant.techniques.placement.unit_placement import GPU_LANE, lane_name, whole_name
+
+SPACE = "host"
+"""The memory that all cores share."""
+ON_GPU = "gpu"
+"""That of a GPU."""
+
+
+def graph_of(tasks: ModelTasks) -> TaskGraph:
+    """A task for every unit, a lane for every core of the share, and a moldable device of all of them.
+
+    Units in a row on one device are one call: a task costs no call of its own. Where a task reads from another device
+    the call before it ends, so that a hand-over costs a call and what waking the lane takes.
+
+    Beside a GPU the cores are lanes alone, and it has a memory of its own: tensors are copied, by one engine in each
+    direction. A call on the device costs nothing there, as it is submitted ahead; a hand-over costs waking a lane.
+    """
+    lanes = tuple(map(lane_name, range(tasks.cores)))
+    whole = GPU_LANE if tasks.sms else whole_name(tasks.cores)
+    all_lanes, space = ((), ON_GPU) if tasks.sms else (lanes, SPACE)
+    devices = (TaskDevice(whole, all_lanes, space), *(TaskDevice(name, (name,), SPACE) for name in lanes))
+    ways = ((ON_GPU, SPACE, tasks.down), (SPACE, ON_GPU, tasks.up))
+    times = zip(tasks.units, tasks.core.unit_ns, tasks.whole.unit_ns, strict=True)
+    return TaskGraph(
+        devices,
+        tuple(GraphTask(name, {whole: all_ns, **dict.fromkeys(lanes, one_ns)}) for name, one_ns, all_ns in times),
+        tuple(
+            TaskTensor(
+                tensor.name,
+                tasks.units[tensor.producer],
+                tuple(tasks.units[reader] for reader in tensor.readers),
+                tensor.size_bytes,
+            )
+            for tensor in tasks.tensors
+        ),
+        tuple(DeviceLink(a, b, each.bytes_per_s, each.latency_ns) for a, b, each in ways if each is not None),
+        hand_over_ns=tasks.hand_over_ns + (0 if tasks.sms else max(tasks.core.launch_ns, tasks.whole.launch_ns)),
+        transfers=TransferMode.ENGINE if tasks.sms else TransferMode.DELAY,
+    )

@@ -1,0 +1,66 @@
+"""The base without one of the techniques: everything of it can be imported, and a model is profiled and served."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.house import TECHNIQUES
+from cotenant.registry import BUILT_IN
+from repositories import write_good
+
+SECONDS = 100
+CODE = """
+import importlib, pkgutil, sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+hidden, root = {hidden!r}, Path({root!r})
+
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == hidden or name.startswith(hidden + "."):
+            raise ModuleNotFoundError(f"{{name}} is hidden", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import cotenant
+from cotenant import registry
+find_spec = registry.find_spec
+registry.find_spec = lambda name: None if name == hidden else find_spec(name)
+
+for found in pkgutil.walk_packages(cotenant.__path__, "cotenant."):
+    if not found.name.startswith(("cotenant.techniques", "cotenant.cluster", "cotenant.__main__")):
+        importlib.import_module(found.name)
+
+import numpy as np
+from cotenant.config import DeviceSection, PolicySection, ServerConfig
+from cotenant.measure.solo import Effort
+from cotenant.measure.sweep import profile_repository
+from cotenant.serve.frontend.http_server import HttpServer
+from cotenant.serve.server import Server
+from cotenant.wire.client import infer_once
+
+settings = ServerConfig(device=DeviceSection(isolation="thread"), policy=PolicySection("shares"))
+profile_repository(root, settings, Effort(0.0, 3, 3, 1), fresh=False, on_step=lambda *_: None)
+server = Server(root, settings)
+http = HttpServer(server, port=0)
+port = http.start()
+server.start()
+answer = infer_once(f"http://127.0.0.1:{{port}}", "two", {{"x": np.ones((1, 8), np.float32)}})
+print(answer["y"].shape)
+http.stop()
+server.stop()
+"""
+
+
+@pytest.mark.parametrize("technique", [*TECHNIQUES, "cluster"])
+def test_a_model_is_profiled_and_served_without(technique: str, tmp_path: Path) -> None:
+    hidden = "cotenant.cluster" if technique == "cluster" else f"cotenant.techniques.{technique}"
+    assert any(found.startswith(f"{hidden}.") for socket in BUILT_IN.values() for found in socket.values())
+    code = CODE.format(hidden=hidden, root=str(write_good(tmp_path / "models", "two")))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "(1, 8)" in done.stdout

@@ -1,0 +1,48 @@
+"""The tables of models: made once for what is believed, and anew for other beliefs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.predict.margin import SafetyMargin
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.layer_blocks.policy import tables as tables_module
+from cotenant.techniques.layer_blocks.policy.floor import lowest
+from cotenant.techniques.layer_blocks.policy.tables import ModelTables
+from cotenant.types import Tenant
+from cotenant.work import Share
+
+MS = 1_000_000
+LANES = (Share((0,)), Share((1,)))
+TENANT = Tenant("a", 100 * MS, cuts=(0, 1, 2))
+TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS), LatencyRow(0, 1, 2, 6 * MS)), (1.0, 1.0))
+
+
+def test_plans_are_made_again_for_other_latencies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    fill = tables_module.fill_plans
+    monkeypatch.setattr(tables_module, "fill_plans", lambda *given: (made.append(given), fill(*given)))
+    tables = ModelTables(LANES, adapts=True, target=0.7, plans=True)
+    predictor = TablePredictor({"a": TABLE})
+    for same in (predictor, predictor.with_beside(0.5), predictor.with_margin(SafetyMargin(reply_ns=MS))):
+        tables.use(same)
+        assert tables.number_of(TENANT, 0, 1) == 0
+        assert len(made) == 1
+    slower = predictor.scaled({"a": 2.0})
+    tables.use(slower)
+    model = tables.number_of(TENANT, 0, 1)
+    assert len(made) == 2
+    assert tables.spans[model][-1] == 12 * MS
+    tables.use(TablePredictor({"b": TABLE}))
+    tables.use(slower)
+    assert tables.number_of(TENANT, 0, 1) == 0
+    assert len(made) == 3, "nothing was known of it in between"
+
+
+@given(st.integers(0, (1 << 80) - 1), st.integers(0, 90))
+def test_the_lowest_bits_are_taken_run_by_run(mask: int, count: int) -> None:
+    places = [at for at in range(80) if mask >> at & 1][:count]
+    assert lowest(mask, count) == sum(1 << at for at in places)
