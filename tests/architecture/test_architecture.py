@@ -16,6 +16,7 @@ from bench._house_map import (
     between_techniques,
     circles,
     members_of,
+    named,
     technique_of,
     wide_functions,
 )
@@ -402,3 +403,36 @@ def test_test_modules_share_through_support_alone() -> None:
             if isinstance(node, ast.ImportFrom | ast.Import):
                 imported = [node.module] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
                 assert not names & set(imported), f"{path.name} imports {imported}"
+
+
+NOT_OF_THE_BASE = ("architecture", "bench", "cluster", "combined", "deploy", "device", "support", "techniques")
+"""Folders of tests that may need techniques."""
+
+
+def needed_by(path: Path, seen: frozenset[Path] = frozenset()) -> set[str]:
+    """The techniques that a file of tests imports or names, by way of tests/support, too."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    names = set(named(module))
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+    found = {technique_of(name) for name in names if name.startswith("cotenant.")} - {""}
+    shared = [TESTS / "support" / f"{name}.py" for name in sorted(names) if "." not in name]
+    for other in shared:
+        if other.exists() and other not in seen:
+            found |= needed_by(other, seen | {path, other})
+    return found
+
+
+def test_tests_of_the_base_need_no_technique() -> None:
+    """With a technique removed they run; `tests/combined` has what needs several, or all policies."""
+    paths = [path for path in sorted(TESTS.rglob("*.py")) if path.relative_to(TESTS).parts[0] not in NOT_OF_THE_BASE]
+    assert len(paths) > 100
+    found = {str(path.relative_to(TESTS)): sorted(needed) for path in paths if (needed := needed_by(path))}
+    assert found == {}
+    for technique in TECHNIQUES:
+        needs = {technique, *NEEDS[technique]}
+        for path in sorted((TESTS / "techniques" / technique).rglob("*.py")):
+            assert needed_by(path) <= needs, path
