@@ -1,4 +1,4 @@
-"""Who imports whom, and how wide interfaces are: what `house` counts in syntax trees. Pure.
+"""Imports between modules, and how wide interfaces are: what `house` counts in syntax trees. Pure.
 
 The base is all of `cotenant` but `cotenant.techniques` and `cotenant.cluster`, which counts as a technique.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draw_readme import FOLDER, THEMES, picture, text
+from draw_readme import THEMES, keep, picture, text
 
 from cotenant.registry import BUILT_IN
 
@@ -40,7 +40,7 @@ def design(theme: Mapping[str, str]) -> str:
     parts = [
         text(20, 30, "The base: a server without any of the papers", 15, theme["ink"], bold=True),
         text(20, 50, "Each floor imports the floors below it", 12, theme["soft"]),
-        text(470, 30, "Sockets, and who fills them", 15, theme["ink"], bold=True),
+        text(470, 30, "Sockets, and the techniques that fill them", 15, theme["ink"], bold=True),
     ]
     for number, rooms in enumerate(FLOORS):
         y = top + row * number
@@ -71,11 +71,5 @@ def drawn() -> dict[str, str]:
     return {f"design-{name}.svg": design(theme) for name, theme in THEMES.items()}
 
 
-def main() -> None:
-    """Draw all of them."""
-    for name, content in drawn().items():
-        (FOLDER / name).write_text(content, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    keep(drawn())

@@ -259,12 +259,12 @@ def drawn() -> dict[str, str]:
     return made | {f"architecture-{name}.svg": architecture(theme) for name, theme in THEMES.items()}
 
 
-def main() -> None:
-    """Draw all of them."""
+def keep(pictures: Mapping[str, str]) -> None:
+    """Write pictures by the names of their files."""
     FOLDER.mkdir(exist_ok=True)
-    for name, content in drawn().items():
+    for name, content in pictures.items():
         (FOLDER / name).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    keep(drawn())

@@ -30,7 +30,7 @@ class SectionCheck(NamedTuple):
     """Which parts hold, but were made from other measurements."""
 
 
-class PlanSection(ABC):
+class FileSection(ABC):
     """A section of plan files. Its content is a value of the package's own type, false where it holds nothing.
 
     A package joins by an entry point of the group `registry.PLAN_SECTIONS` that names a subclass.
@@ -70,13 +70,13 @@ class PlanSection(ABC):
 
 
 @cache
-def sections() -> dict[str, PlanSection]:
+def sections() -> dict[str, FileSection]:
     """One object of every registered section by name, in the order in which files have them."""
     return {name: kind() for name, kind in registry.load_all(registry.PLAN_SECTIONS).items()}
 
 
 def read_sections(path: Path) -> dict[str, Any]:
-    """Read a plan file: the contents of its sections by name. Whether they hold is for `PlanSection.check` to say.
+    """Read a plan file: the contents of its sections by name. Whether they hold is for `FileSection.check` to say.
 
     Raises PlanError, which names the file, the key and what was expected.
     """

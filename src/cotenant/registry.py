@@ -7,6 +7,8 @@ technique is left out where its package is not there, or that of one that it nee
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pkgutil import resolve_name
@@ -38,7 +40,7 @@ POLICY_OF_PLANS = "duty_cycle"
 COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
 CAMPAIGNS = "cotenant.campaigns"
-"""Socket: a subclass of `cli.campaigns.Campaign`: options of `cotenant profile`, and what they measure."""
+"""Socket: a subclass of `cli.campaigns.ProfileCampaign`: options of `cotenant profile`, and what they measure."""
 SERVICES = "cotenant.services"
 """Socket: a subclass of `serve.services.Service`."""
 PLAN_FILES = "cotenant.plan_files"
@@ -54,7 +56,7 @@ RUN_STRATEGIES = "cotenant.run_strategies"
 """Socket: a subclass of `execute.strategy.RunStrategy`. Models are opened by their engine, then by each strategy in the
 order of `BUILT_IN`, then by those of other packages."""
 PLAN_SECTIONS = "cotenant.plan_sections"
-"""Socket: a subclass of `plan_file.PlanSection` by the name of the section."""
+"""Socket: a subclass of `plan_file.FileSection` by the name of the section."""
 PLAN_COMMANDS = "cotenant.plan_commands"
 """Socket: a function of `cli.plan.PlanOptions`, by the name of the section of plan files that it makes."""
 PLANNERS = "cotenant.planners"
@@ -82,8 +84,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
     KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
     RUN_STRATEGIES: {
-        "kernels": f"{_LAYER_BLOCKS}.execute.kernel_strategy:KernelStrategy",
-        "placement": f"{_PLACEMENT}.execute.placement_strategy:PlacementStrategy",
+        "kernels": f"{_LAYER_BLOCKS}.execute.kernel_strategy:KernelRunStrategy",
+        "placement": f"{_PLACEMENT}.execute.placement_strategy:PlacementRunStrategy",
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
@@ -119,10 +121,16 @@ def built_in(socket: str) -> dict[str, str]:
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 
-def _entry_points(socket: str) -> list[EntryPoint]:
+def _entry_points(socket: str) -> Sequence[EntryPoint]:
+    return _on_path(socket, tuple(sys.path))
+
+
+@cache
+def _on_path(socket: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Entry points of the packages on this path; to read the metadata of all of them takes milliseconds."""
     from importlib.metadata import entry_points  # which loads much, and few need it
 
-    return [*entry_points(group=socket)]
+    return tuple(entry_points(group=socket))
 
 
 def registered(socket: str) -> dict[str, str]:
@@ -133,10 +141,9 @@ def registered(socket: str) -> dict[str, str]:
 
 def load(socket: str, name: str) -> Any:
     """What is registered under a name; None where nothing is. Raises what importing the module raises."""
-    found = built_in(socket).get(name)  # without a look at the metadata of all packages, which takes milliseconds
-    if found is None:
-        return next((point.load() for point in _entry_points(socket) if point.name == name), None)
-    return resolve_name(found)
+    if (found := built_in(socket).get(name)) is not None:  # without a look at the metadata of all packages
+        return resolve_name(found)
+    return next((point.load() for point in _entry_points(socket) if point.name == name), None)
 
 
 def load_all(socket: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cotenant.execute.protocol import Followed
 from cotenant.execute.runner import Runner
-from cotenant.execute.strategy import ModelFile, RunnerWrapper, RunStrategy, Trial
+from cotenant.execute.strategy import ModelFile, RunnerWrapper, RunStrategy, VersionTrial
 from cotenant.repository import ModelVersion
 
 
@@ -38,7 +38,7 @@ class Adding(RunStrategy):
     def measures(self, found: ModelVersion) -> str:
         return "what is added" if found.path.suffix == ".null" else ""
 
-    def choose(self, model: Runner, trial: Trial) -> Mapping[int, float]:
+    def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
         assert [trial.inputs(shape, 2)["x"].shape for shape in trial.shapes] == [(2, 4)]
         self.follow(model, trial.graphs, ((1, "3"),))
         return {1: 0.5}

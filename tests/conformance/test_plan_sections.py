@@ -13,12 +13,12 @@ import pytest
 from commands import Run
 from cotenant import registry
 from cotenant.errors import PlanError
-from cotenant.plan_file import PlanSection, SectionCheck, parse_sections, read_sections, sections, sections_text
+from cotenant.plan_file import FileSection, SectionCheck, parse_sections, read_sections, sections, sections_text
 
 BUILT_IN = tuple(registry.BUILT_IN[registry.PLAN_SECTIONS])
 
 
-class Notes(PlanSection):
+class Notes(FileSection):
     """Notes, of which empty ones do not hold, and old ones are stale."""
 
     keys: ClassVar = ("author", "notes")

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.campaigns import Campaign
+from cotenant.cli.campaigns import ProfileCampaign
 from cotenant.serve.services import Service
 
 HEARD = []
@@ -52,7 +52,7 @@ class Notes(Service):
 
 
 @dataclass
-class Greeting(Campaign):
+class Greeting(ProfileCampaign):
     greet: Annotated[str, typer.Option("--greet", help="Whom to greet.")] = ""
 
     def found(self):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRun:
-    """A run of `cotenant profile` whose models are profiled. `errors` gets what is left out, by model."""
+    """A run of `cotenant profile`, once the models are profiled. `errors` gets what is left out, by model."""
 
     root: Path
     settings: ServerConfig
@@ -31,8 +31,8 @@ class ProfileRun:
     errors: dict[str, str]
 
 
-class Campaign:
-    """Base of campaigns: a dataclass whose fields are options of `cotenant profile`, annotated as typer's.
+class ProfileCampaign:
+    """Base of campaigns: a dataclass. Its fields are options of `cotenant profile`, annotated as typer's.
 
     One object stands for one run of the command. A package joins by an entry point of the group `registry.CAMPAIGNS`
     that names the subclass.
@@ -43,7 +43,7 @@ class Campaign:
         return {}
 
     def prepare(self, settings: ServerConfig) -> tuple[ServerConfig, tuple[Share, ...]]:
-        """Settings to profile with, and partitions whose latency is measured, too. Raises ConfigError."""
+        """Settings to profile with, and partitions to measure latency in, too. Raises ConfigError."""
         return settings, ()
 
     def measure(self, run: ProfileRun) -> None:
@@ -61,6 +61,7 @@ def with_campaigns(command: Callable[..., None]) -> Callable[..., None]:
     """The command with the options of all registered campaigns before its last one. It takes the campaigns of a run as
     the argument `campaigns`."""
     kinds: Sequence[type[Any]] = tuple(registry.load_all(registry.CAMPAIGNS).values())
+    options = [[each for each in fields(kind) if each.init] for kind in kinds]
     hints = get_type_hints(command, include_extras=True)
     own = [
         each.replace(annotation=hints[each.name])
@@ -68,20 +69,19 @@ def with_campaigns(command: Callable[..., None]) -> Callable[..., None]:
         if each.name != "campaigns"
     ]
     added = []
-    for kind in kinds:
+    for kind, of_fields in zip(kinds, options, strict=True):
         of_kind = get_type_hints(kind, include_extras=True)
         added += [
             inspect.Parameter(
                 each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=of_kind[each.name]
             )
-            for each in fields(kind)
-            if each.init
+            for each in of_fields
         ]
 
     @wraps(command)
     def called(**values: Any) -> None:
-        taken = [{each.name: values.pop(each.name) for each in fields(kind) if each.init} for kind in kinds]
-        command(**values, campaigns=[kind(**of_kind) for kind, of_kind in zip(kinds, taken, strict=True)])
+        taken = [{each.name: values.pop(each.name) for each in of_fields} for of_fields in options]
+        command(**values, campaigns=[kind(**given) for kind, given in zip(kinds, taken, strict=True)])
 
     keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
     made = inspect.Signature([*keyword_only[:-1], *added, keyword_only[-1]])

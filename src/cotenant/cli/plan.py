@@ -237,7 +237,7 @@ def _run(name: str, options: PlanOptions) -> None:
 
 
 def check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-    """Judge all sections of a plan file together: see `PlanSection.check`."""
+    """Judge all sections of a plan file together: see `FileSection.check`."""
     found = [sections()[name].check(content, roots, stale=stale) for name, content in contents.items()]
     return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
 

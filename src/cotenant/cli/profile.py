@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.campaigns import Campaign, ProfileRun
+from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def profile(
         ),
     ] = False,
     as_json: AsJson = False,
-    campaigns: Sequence[Campaign] = (),
+    campaigns: Sequence[ProfileCampaign] = (),
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console

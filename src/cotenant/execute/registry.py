@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
+from cotenant import registry
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.protocol import MOST_ANSWER_BYTES, Layout, ModelExecutor
@@ -66,8 +66,8 @@ def register(new: ExecutorKind) -> None:
 
 @cache
 def _join() -> None:
-    for found in entry_points(group=GROUP):
-        register(found.load())
+    for found in registry.load_all(GROUP).values():
+        register(found)
 
 
 def executor_kind(section: DeviceSection, where: str = "[device]") -> ExecutorKind:

@@ -40,7 +40,7 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class VersionTrial:
     """What a strategy may measure of an opened version before it is served, and where.
 
     `graphs` is the `cache_dir` that the model was opened in. `shares` are those of a GPU that launches may get; cores
@@ -103,7 +103,7 @@ class RunStrategy:
         """What `choose` measures of a version, in words that follow "measuring"; "" where it is not to be called."""
         return ""
 
-    def choose(self, model: Runner, trial: Trial) -> Mapping[int, float]:
+    def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
         """Let a model follow what is measured to gain in some shares, and name that in its `follows`.
 
         Gives by size of share the part of the time of a plain run that it takes. A profile is of the model with what it

@@ -22,7 +22,7 @@ from cotenant.execute.contents import file_digest
 from cotenant.execute.opener import engine_of, open_model
 from cotenant.execute.protocol import Place
 from cotenant.execute.runner import Runner
-from cotenant.execute.strategy import Trial, follows_of, strategies
+from cotenant.execute.strategy import VersionTrial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.merging import judge_merging
@@ -181,7 +181,7 @@ def follow_gains(
     """
     found, runner, config = opened.found, opened.runner, opened.found.config
     inputs = partial(_inputs, runner, config.model.max_batch > 1, opened.samples)
-    trial = Trial(found, graphs_path(root), opened.shapes, place, shares, inputs)
+    trial = VersionTrial(found, graphs_path(root), opened.shapes, place, shares, inputs)
     gains = {}
     for name, strategy in strategies().items():
         if what := strategy.measures(found):

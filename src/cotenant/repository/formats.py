@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 
+from cotenant import registry
 from cotenant.errors import InvalidValueError
 
 GROUP = "cotenant.formats"
@@ -91,8 +91,8 @@ def register(new: Format) -> None:
 
 @cache
 def _join() -> None:
-    for found in entry_points(group=GROUP):
-        register(found.load())
+    for found in registry.load_all(GROUP).values():
+        register(found)
 
 
 def formats() -> dict[str, Format]:

@@ -63,7 +63,7 @@ class Host(Protocol):
 class Service:
     """Base of services: each hook does nothing unless a subclass overrides it. One object serves one server.
 
-    All hooks but `added` and `close` are called under the server's lock of loading, on the thread that loads. A package
+    `cuts`, `changing`, `followed` and `settled` are called under the server's lock of loading, by any thread. A package
     joins by an entry point of the group `registry.SERVICES` that names a subclass.
     """
 
@@ -119,7 +119,7 @@ class OpenedPlan(Protocol):
         """How the SLO of each application is divided: nanoseconds by stage."""
 
 
-class PlanFollower(Protocol):
+class PlanRun(Protocol):
     """Runs an opened plan in a server, and changes over to others. An observer of the server's driver."""
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
@@ -142,7 +142,7 @@ class PlanFiles(Protocol):
         """Read the file of `[plan]` and lay its device out on these cores. Raises PlanError, or StaleProfileError
         unless `stale`."""
 
-    def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanFollower:
+    def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanRun:
         """What runs an opened plan in a server that has its lanes."""
 
 

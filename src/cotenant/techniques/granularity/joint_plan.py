@@ -6,7 +6,7 @@ models are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated
 
@@ -133,6 +133,13 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
         stops.update(wait.unit for wait in self.waits if wait.member == member)
         stops.update(wait.after_unit for wait in self.waits if wait.after == member)
         return stops
+
+
+def cuts_of_all(plans: Iterable[JointPlan], model: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+    """The cuts of a model with those of several plans."""
+    for plan in plans:
+        cuts = plan.cuts_of(model, cuts)
+    return cuts
 
 
 class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=True):

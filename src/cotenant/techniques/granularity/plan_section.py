@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from cotenant.errors import PlanError
 from cotenant.files import convert, to_table
-from cotenant.plan_file import PlanSection, SectionCheck
+from cotenant.plan_file import FileSection, SectionCheck
 from cotenant.techniques.granularity.joint_plan import TogetherPlan
 
 TOGETHER = "together"
@@ -21,7 +21,7 @@ class _Tables(Struct, frozen=True):
     together: tuple[TogetherPlan, ...]
 
 
-class TogetherSection(PlanSection):
+class TogetherSection(FileSection):
     """Joint plans, at most one for each set of models, batches and lanes."""
 
     keys: ClassVar = (TOGETHER,)

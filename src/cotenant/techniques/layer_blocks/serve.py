@@ -99,7 +99,7 @@ def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[in
 
 
 class Pressure(Service):
-    """Runs a PressureMonitor in a server whose models have versions for pressure."""
+    """Runs a PressureMonitor in a server that has models with versions for pressure."""
 
     def __init__(self, server: Host) -> None:
         super().__init__(server)

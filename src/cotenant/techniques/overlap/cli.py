@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.campaigns import Campaign, ProfileRun
+from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
 from cotenant.cli.profile import progress_bar
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class GroupCampaign(Campaign):
+class GroupCampaign(ProfileCampaign):
     """Measures launches that start together, and judges the predictor that is fitted to them."""
 
     groups: Annotated[

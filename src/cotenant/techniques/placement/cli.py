@@ -163,7 +163,7 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
 
     `where` is the place of the share, by default the cores of this machine.
     """
-    from cotenant.execute.strategy import Trial
+    from cotenant.execute.strategy import VersionTrial
     from cotenant.measure.inputs import make_inputs
     from cotenant.measure.opening import open_version
     from cotenant.measure.solo import CORES
@@ -179,7 +179,7 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
         path = check_path(graphs_path(asked.root), placement)
         path.unlink(missing_ok=True)
         is_batched = found.config.model.max_batch > 1
-        trial = Trial(
+        trial = VersionTrial(
             found,
             graphs_path(asked.root),
             opened.shapes,

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from cotenant.errors import PlanError
 from cotenant.files import convert, to_table
-from cotenant.plan_file import PlanSection, SectionCheck
+from cotenant.plan_file import FileSection, SectionCheck
 from cotenant.techniques.placement.unit_placement import UnitPlacement
 
 PLACEMENT = "placement"
@@ -21,7 +21,7 @@ class _Tables(Struct, frozen=True):
     placement: tuple[UnitPlacement, ...]
 
 
-class PlacementSection(PlanSection):
+class PlacementSection(FileSection):
     """Placements. A plan of tenants takes those that the repository keeps of the tenants' models."""
 
     keys: ClassVar = (PLACEMENT,)

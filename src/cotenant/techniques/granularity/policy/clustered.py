@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from cotenant.core.snapshot import Decision, QueueView, Snapshot, Start
 from cotenant.policies.desk import Desk, Place
 from cotenant.policies.ordered.edf import Edf
-from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan, cuts_of_all
 from cotenant.techniques.granularity.policy.joint_strands import Laid, Strand, lay, strands_of
 from cotenant.types import Query
 from cotenant.work import CPU, Share, Work
@@ -93,9 +93,7 @@ class Clustered(Edf):
 
     def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
         """The units at which a tenant's model may be left, with those of the plans."""
-        for plan in self.joint_plans:
-            cuts = plan.cuts_of(tenant, cuts)
-        return cuts
+        return cuts_of_all(self.joint_plans, tenant, cuts)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a set by its plan if the next query has one, then give what is free to others by deadline."""

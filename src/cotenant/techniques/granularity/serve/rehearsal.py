@@ -34,7 +34,7 @@ from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.served_models import ServedModel, serve_model
-from cotenant.techniques.granularity.joint_plan import JointPlan
+from cotenant.techniques.granularity.joint_plan import JointPlan, cuts_of_all
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import ANSWERS, Query
 from cotenant.work import Share
@@ -135,9 +135,7 @@ class Rehearsal:
         profile = stored_or_measured(root, opened, shares, self._executor.place)
 
         def cuts_of(facts: VersionFacts, cuts: tuple[int, ...]) -> tuple[int, ...]:
-            for plan in self._plans:
-                cuts = plan.cuts_of(facts.found.tenant, cuts)
-            return cuts
+            return cuts_of_all(self._plans, facts.found.tenant, cuts)
 
         served = serve_model(facts_of(opened, opened.splits), profile, preempt=False, cuts_of=cuts_of)
         served.loaded = self._executor.load(served.tenant.name, opened.runner, spec_of(served, shares))

@@ -20,7 +20,7 @@ from cotenant.measure.load_spec import VersionFacts
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
 from cotenant.serve.services import Host, Service
-from cotenant.techniques.granularity.joint_plan import TogetherPlan
+from cotenant.techniques.granularity.joint_plan import TogetherPlan, cuts_of_all
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
 from cotenant.techniques.granularity.plan.profiled import table_of_latencies
 from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
@@ -73,11 +73,11 @@ class TogetherPlans(Service):
 
     def cuts(self, opened: VersionFacts, policy: Policy, cuts: tuple[int, ...]) -> tuple[int, ...]:
         """With those of plans that the policy follows and the model is a member of as it is."""
+        if not takes_plans(policy):
+            return cuts
         me = opened.found.tenant, opened.digest
-        for each in self._kept if takes_plans(policy) else ():
-            if me in [(member.model, member.graph) for member in each.members]:
-                cuts = each.plan.cuts_of(opened.found.tenant, cuts)
-        return cuts
+        mine = [each.plan for each in self._kept if me in [(member.model, member.graph) for member in each.members]]
+        return cuts_of_all(mine, opened.found.tenant, cuts)
 
     def followed(self, policy: Policy) -> Policy:
         """The policy with the plans that hold for the models; those that do not are told to the log, once."""

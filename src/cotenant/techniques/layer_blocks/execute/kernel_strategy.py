@@ -13,7 +13,7 @@ from cotenant.profile.version_table import VersionTable
 from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FOLDER
 
 
-class KernelStrategy(RunStrategy):
+class KernelRunStrategy(RunStrategy):
     """Opens models with the kernels that were chosen for them on this machine.
 
     Such a model has a graph of its own, in the layout of ONNX, so its engine does not open it before.

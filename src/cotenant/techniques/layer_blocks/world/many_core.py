@@ -191,7 +191,7 @@ def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
 
 
 def world_of(tables: Mapping[str, LatencyTable], seed: int) -> ManyCoreWorld | None:
-    """The world of models whose versions were measured on a machine of known bandwidth; None where one's were not."""
+    """The world of models with versions measured on a machine of known bandwidth; None where a model has none."""
     versions = {name: each.versions for name, each in tables.items() if isinstance(each.versions, VersionTable)}
     bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()], default=0)
     if not bandwidth or len(versions) < len(tables):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.campaigns import Campaign, ProfileRun
+from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
 from cotenant.cli.profile import progress_bar
 from cotenant.errors import ConfigError
@@ -28,7 +28,7 @@ _SHOWN = 12
 
 
 @dataclass
-class CoRunCampaign(Campaign):
+class CoRunCampaign(ProfileCampaign):
     """Measures latency in the partitions of splits, and how much models slow each other down there."""
 
     partitions: Annotated[

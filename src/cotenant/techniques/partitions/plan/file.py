@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from cotenant.errors import CotenantError, PlanError
 from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
-from cotenant.plan_file import TENANTS, PlanSection, parse_sections, read_sections, sections_text
+from cotenant.plan_file import TENANTS, FileSection, parse_sections, read_sections, sections_text
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, Size, checked
 
@@ -127,7 +127,7 @@ def parse_request(
     return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
 
 
-class TenantsSection(PlanSection):
+class TenantsSection(FileSection):
     """Tenants, devices and the plan of the tenants on the devices. `cotenant plan` checks it with its profiles."""
 
     keys: ClassVar = ("planner", "headroom", "profile", "device", "tenant", "application", "plan")

@@ -275,7 +275,7 @@ class Replanner:
 
 
 class PartitionPlans:
-    """Plan files whose partitions and rounds this technique runs. Implements PlanFiles."""
+    """Plan files with partitions and rounds. Implements PlanFiles."""
 
     def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> ServedPlan:
         """Read and lay out. Raises PlanError, or StaleProfileError unless `stale`."""

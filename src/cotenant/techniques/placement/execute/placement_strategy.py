@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.protocol import Followed
 from cotenant.execute.runner import Runner
-from cotenant.execute.strategy import ModelFile, RunStrategy, Trial, WholeRun
+from cotenant.execute.strategy import ModelFile, RunStrategy, VersionTrial, WholeRun
 from cotenant.repository import ModelVersion
 from cotenant.work import Share
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cotenant.placement")
 
 
-class PlacementStrategy(RunStrategy):
+class PlacementRunStrategy(RunStrategy):
     """Lets models of onnxruntime and torch follow placements; other models, and those on compiled kernels, run as ever.
 
     Placements are followed where `[model] placement` asks for that and they gain.
@@ -45,7 +45,7 @@ class PlacementStrategy(RunStrategy):
         """See RunStrategy."""
         return "" if found.config.model.placement == "none" else "its placements"
 
-    def choose(self, model: Runner, trial: Trial) -> Mapping[int, float]:
+    def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
         """See RunStrategy. A warning says why the model follows no placement."""
         from cotenant.techniques.placement.execute.placeable import Placeable
         from cotenant.techniques.placement.execute.placed_model import PlacedModel

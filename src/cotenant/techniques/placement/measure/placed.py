@@ -19,7 +19,7 @@ from cotenant.errors import CotenantError
 from cotenant.execute.gpu.stream_place import StreamPlace
 from cotenant.execute.protocol import LoadSpec, Run
 from cotenant.execute.runner import Runner, to_numpy
-from cotenant.execute.strategy import Trial
+from cotenant.execute.strategy import VersionTrial
 from cotenant.files import load, save
 from cotenant.measure.busy import MOST_OTHERS, OthersTime
 from cotenant.measure.solo import Effort, in_turns
@@ -54,7 +54,7 @@ class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
     others: float = 0.0
 
 
-def follow_fast(model: Placeable, trial: Trial) -> dict[int, float]:
+def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
     """Let a model follow the kept placements that gain; gives what they came to, by size of share.
 
     What was measured once on this device, while it was quiet, is not measured again. What is left aside is told to the
@@ -90,7 +90,7 @@ def check_path(graphs: Path, placement: UnitPlacement) -> Path:
     return placement_path(graphs, placement.graph, placement.cores, placement.sms).with_suffix(".check.json")
 
 
-def placed_ratio(path: Path, model: Placeable, share: Share, trial: Trial) -> float:
+def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial) -> float:
     """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
 
     `path` is where that is kept. The model may have no placements afterwards.
@@ -137,7 +137,7 @@ def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
 
 
 @contextmanager
-def _on_streams(model: Placeable, share: Share, trial: Trial, batches: Sequence[int]) -> Iterator[_Ways]:
+def _on_streams(model: Placeable, share: Share, trial: VersionTrial, batches: Sequence[int]) -> Iterator[_Ways]:
     """As `_on_cores`, as launches of the executor that serves: it follows what a model follows when it is loaded."""
     whole = [(0, model.unit_count)]
     spec = LoadSpec(
