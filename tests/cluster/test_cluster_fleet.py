@@ -47,6 +47,7 @@ class FakeActor:
         self.ended = False
         self.listens = False
         self.tables: list[RoutingTable | None] = []
+        self.status = b""
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=lambda *arguments: lambda: self._do(method, arguments))
@@ -61,10 +62,13 @@ class FakeActor:
                 raise problem
             assert sum(actor.listens for actor in self._ray.actors) == 1, "the ports are taken"
             self.tables.append(arguments[3])
+            self.status = arguments[4]
             return Address("127.0.0.1", 8000, 8001)
         assert self.listens, f"{method} of an actor that was not started"
         if method == "set_table":
             self.tables.append(arguments[0])
+        if method == "set_status":
+            self.status = arguments[0]
         return GatewayReport({}, {}, (), len(self.tables)) if method == "report" else None
 
     def end(self) -> None:
@@ -96,8 +100,9 @@ class FakeRay:
         return work()
 
     def wait(self, calls: list[Callable[[], Any]], timeout: float) -> tuple[list[Any], list[Any]]:
-        assert timeout == 0
         done = [call for call in calls if not self.hangs]
+        for call in done:
+            call()
         return done, [call for call in calls if call not in done]
 
     def kill(self, actor: FakeActor) -> None:
@@ -215,6 +220,16 @@ def test_the_repository_s_settings_reach_the_gateway_and_the_controller(
     Head(work, tmp_path, HeadSettings(), ControllerSettings()).close()
     assert seen["max_body_bytes"] == limit_mib * (1 << 20)
     assert seen["last"].stop_s > drain_s + STOP_MARGIN_S
+
+
+def test_the_first_status_is_there_once_it_is_set_and_the_next_gateway_begins_with_the_last(ray: FakeRay) -> None:
+    gateway = made(ray)
+    gateway.set_status(b"first")
+    assert ray.actors[0].status == b"first"
+    gateway.set_status(b"last")
+    ray.actors[0].end()
+    gateway.report()
+    assert ray.actors[1].status == b"last"
 
 
 def test_a_gateway_that_hangs_is_no_gateway_that_ended(ray: FakeRay) -> None:

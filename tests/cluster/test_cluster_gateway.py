@@ -650,13 +650,15 @@ async def test_deadlines_that_pass_are_withdrawn_queries(caplog: pytest.LogCaptu
 @in_loop
 async def test_what_the_gateway_answers_itself() -> None:
     async with gateway_over(ok) as (gateway, address, _):
-        await asyncio.to_thread(gateway.set_status, b'{"nodes": 1}')
         pool = HttpPool(f"http://127.0.0.1:{address.http_port}")
 
         async def get(path: str, method: str = "GET") -> tuple[int, Any]:
             status, content, _ = await pool.request(pool.prepare(method, path), 30)
             return status, content if path == "/metrics" else json.loads(content)
 
+        status, answer = await get("/v2/cotenant/cluster")
+        assert (status, "no status of the cluster yet" in answer["error"]) == (503, True)
+        await asyncio.to_thread(gateway.set_status, b'{"nodes": 1}')
         assert await get("/v2/cotenant/cluster") == (200, {"nodes": 1})
         assert await get("/v2/health/live") == (200, {"live": True})
         assert await get("/v2/health/ready") == (200, {"ready": True})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from email.message import Message
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -95,3 +97,14 @@ def test_what_is_no_status_is_one_sentence(run: Run, monkeypatch: pytest.MonkeyP
             assert out == ""
             assert "what answers at http://x is no gateway of a cluster" in " ".join(err.split())
     assert refused > 100
+
+
+def test_a_gateway_without_a_status_yet_says_so_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, timeout: float) -> Any:
+        raise HTTPError(url, 503, "Service Unavailable", Message(), io.BytesIO(b'{"error": "no status yet"}'))
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    status, out, err = run("cluster", "status", "--url", "http://x")
+    assert (status, out) == (2, "")
+    assert "503" in err
+    assert "no status yet" in err

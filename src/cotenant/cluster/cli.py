@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,7 +134,9 @@ def status(
         with urllib.request.urlopen(f"{url.rstrip('/')}/v2/cotenant/cluster", timeout=10) as answer:
             found = json.loads(answer.read())
     except (OSError, ValueError) as error:
-        raise CotenantError(f"no gateway of a cluster answers at {url} ({error})") from None
+        told = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+        why = ": ".join(filter(None, (str(error), told.strip()[:200])))
+        raise CotenantError(f"no gateway of a cluster answers at {url} ({why})") from None
     try:
         tables = _tables(found)
     except (LookupError, TypeError, AttributeError, ValueError):

@@ -20,7 +20,7 @@ class Gateway:
 
     def __init__(self, max_body_bytes: int = 64 << 20) -> None:
         self._max_body_bytes = max_body_bytes
-        self._status = b"{}"
+        self._status = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._forwarder: Any = None
@@ -28,16 +28,22 @@ class Gateway:
         self._stops: list[Callable[[], Coroutine[Any, Any, Any]]] = []
 
     def start(
-        self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, table: RoutingTable | None = None
+        self,
+        host: str = "127.0.0.1",
+        http_port: int = 8000,
+        grpc_port: int = 8001,
+        table: RoutingTable | None = None,
+        status: bytes = b"",
     ) -> Address:
         """Listen; give the address, with the ports that were taken for 0. Raises ClusterError.
 
-        Where a `table` is given, the first query is sent by it; until there is one queries are refused.
+        Where a `table` is given, the first query is sent by it; until there is one queries are refused. A question for
+        the status is refused as well until there is one.
         """
         import uvloop
 
         loop = uvloop.new_event_loop()
-        self._loop = loop
+        self._loop, self._status = loop, status
         self._thread = threading.Thread(target=self._run, args=(loop,), name="cotenant-gateway", daemon=True)
         self._thread.start()
         return self._call(self._start(host, http_port, grpc_port, table))

@@ -70,7 +70,10 @@ class _Handlers:
 
     async def cluster(self, request: web.Request) -> web.Response:
         """What the cluster runs."""
-        return web.Response(body=self._status(), content_type="application/json")
+        status = self._status()
+        if not status:
+            return _error(503, "the gateway has no status of the cluster yet; try again later")
+        return web.Response(body=status, content_type="application/json")
 
     async def any(self, request: web.Request) -> web.Response:
         """Every path of the protocol."""

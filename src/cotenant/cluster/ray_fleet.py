@@ -218,8 +218,9 @@ class RayGateway:
         self._max_body_bytes = max_body_bytes
         self._wanted = Address(host, http_port, grpc_port)
         self._table: RoutingTable | None = None
-        self._status: Any = None
-        """The call that carried the last status."""
+        self._status = b""
+        self._carried: Any = None
+        """The call that carried the last status that was sent."""
         self._lock = threading.RLock()
         self._actor: Any = None
         """None, or one that listens and, where there is a table, has it."""
@@ -242,10 +243,16 @@ class RayGateway:
             _log.warning("the gateway does not answer: it takes table %d when it goes on", table.version)
 
     def set_status(self, status: bytes) -> None:
-        """See GatewayLink. Not sent while the status before it waits to be read, or while there is no gateway."""
-        actor, waiting = self._actor, self._status
-        if actor is not None and (waiting is None or self._ray.wait([waiting], timeout=0)[0]):
-            self._status = actor.set_status.remote(status)
+        """See GatewayLink. Not sent while the status before it waits to be read, or while there is no gateway.
+
+        The first one is waited for: a cluster that is up tells of itself. The next gateway begins with the last one.
+        """
+        actor, carried, self._status = self._actor, self._carried, status
+        if actor is None or (carried is not None and not self._ray.wait([carried], timeout=0)[0]):
+            return
+        self._carried = actor.set_status.remote(status)
+        if carried is None:
+            self._ray.wait([self._carried], timeout=_TABLE_S)
 
     def report(self) -> GatewayReport:
         """See GatewayLink."""
@@ -283,7 +290,8 @@ class RayGateway:
         wanted = self._wanted
         try:
             address = self._ray.get(
-                actor.start.remote(wanted.host, wanted.http_port, wanted.grpc_port, self._table), timeout=_JOIN_S
+                actor.start.remote(wanted.host, wanted.http_port, wanted.grpc_port, self._table, self._status),
+                timeout=_JOIN_S,
             )
         except errors.RayTaskError as error:
             self._ray.kill(actor)
