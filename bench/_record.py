@@ -19,7 +19,7 @@ from cotenant.profile.device import this_device
 
 RESULTS = FOLDER / "results"
 _PACKAGES = (
-    *("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools", "msgspec"),
+    *("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvloop", "httptools", "msgspec"),
     *("scipy", "scikit-learn", "ortools", "numba"),
 )
 

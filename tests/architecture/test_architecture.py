@@ -116,7 +116,7 @@ IMPURE_STDLIB = {
     "time",
     "uuid",
 }
-WEB = {"aiohttp", "grpc", "httptools", "prometheus_client", "uvicorn", "uvloop", "websockets"}
+WEB = {"aiohttp", "grpc", "httptools", "prometheus_client", "uvloop", "websockets"}
 ACCELERATOR = {"cuda", "cupy", "onnxruntime", "pycuda", "ray", "torch", "tvm"}
 LINES = 600
 """Where one class or algorithm needs them; most have a third of that."""

@@ -335,7 +335,7 @@ print("AGAIN")
 assert main(arguments) == 0
 """
 BLOCKED = (
-    *("typer", "rich", "onnx", "onnxruntime", "onnxscript", "grpc", "google", "uvicorn", "uvloop"),
+    *("typer", "rich", "onnx", "onnxruntime", "onnxscript", "grpc", "google", "uvloop"),
     *("httptools", "prometheus_client", "scipy", "sklearn", "safetensors", "PIL", "pytest", "hypothesis"),
     "ml_dtypes",
 )

@@ -399,5 +399,5 @@ def test_importing_the_command_line_is_quick_in_what_it_loads() -> None:
     """`--help` must not load an engine, a front-end or a solver."""
     code = "import sys, cotenant.cli.app; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    heavy = {"onnxruntime", "onnx", "grpc", "uvicorn", "numpy", "torch", "prometheus_client"}
+    heavy = {"onnxruntime", "onnx", "grpc", "uvloop", "numpy", "torch", "prometheus_client"}
     assert heavy.isdisjoint(loaded.stdout.split())

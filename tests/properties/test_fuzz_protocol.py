@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2
 
 import fuzz_http
 from cotenant.serve.frontend import http_server
+from cotenant.serve.frontend.http_connection import HttpConnection
 from cotenant.wire.api import Backend
 from fake_backend import CountingBackend, FakeBackend, Ports, serving
 from fuzz import (
@@ -92,31 +93,27 @@ class Watched:
     """The protocol of the connection that is open, and what it still waits for."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        make, watched = http_server.bounded_protocol, self
+        watched = self
         self.protocol: Any = None
         self.received = 0
 
-        def bounded(limit: int) -> Any:
-            class Protocol(make(limit)):  # type: ignore[misc]
-                def connection_made(self, transport: Any) -> None:
-                    super().connection_made(transport)
-                    watched.protocol, watched.received = self, 0
+        class Protocol(HttpConnection):
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                watched.protocol, watched.received = self, 0
 
-                def data_received(self, data: bytes) -> None:
-                    super().data_received(data)
-                    watched.received += len(data)
+            def buffer_updated(self, count: int) -> None:
+                super().buffer_updated(count)
+                watched.received += count
 
-            return Protocol
-
-        patch.setattr(http_server, "bounded_protocol", bounded)
+        patch.setattr(http_server, "HttpConnection", Protocol)
 
     def is_waiting(self, sent: int) -> bool:
         """Whether all that was sent has been parsed, and only a request that is not complete is left."""
         protocol = self.protocol
         if protocol is None:  # the connection has not been taken yet
             return False
-        owed = [each for each in list(protocol._unanswered) if not each.more_body]
-        return self.received == sent and not protocol._flow.is_held and not owed
+        return self.received == sent and protocol._exchange is None and not protocol._is_soon
 
 
 def test_http_heads_and_frames(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -15,7 +14,9 @@ from cotenant.cluster.application_backend import NO_STATISTICS, NOT_LOADED_HERE,
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
 from cotenant.serve.frontend.http_app import HttpApp
+from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import OF_MODEL
+from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import Endpoint, Router
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
@@ -129,34 +130,22 @@ class _Handlers:
 
 
 async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> web.Response:
-    """Have a request answered by a server's own front-end, an ASGI application."""
+    """Have a request answered by a server's own front-end; a client that goes away cancels the handler."""
     body = await request.read()
-    given = iter([{"type": "http.request", "body": body}])
-    started: dict[str, Any] = {}
-    pieces: list[bytes] = []
-
-    async def receive() -> dict[str, Any]:
-        message = next(given, None)
-        if message is None:
-            await asyncio.Event().wait()  # a client that goes away cancels the handler
-        assert message is not None
-        return message
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            started.update(message)
-        else:
-            pieces.append(bytes(message["body"]))
-
-    scope = {
-        "type": "http",
-        "method": request.method,
-        "raw_path": raw_path.encode("latin-1"),
-        "headers": [(name.lower(), value) for name, value in request.raw_headers],
-    }
-    await front_end(scope, receive, send)
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in started["headers"]]
-    return web.Response(status=started["status"], body=b"".join(pieces), headers=_kept(headers))
+    headers = tuple((name.lower(), value) for name, value in request.raw_headers)
+    head = Head(request.method, raw_path.encode("latin-1"), headers, len(body), keeps=True, expects=False, is_old=False)
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    exchange = Exchange(head, body, 0, lambda _, answer, __: answered.set_result(answer))
+    front_end.request(exchange)
+    try:
+        answer = await answered
+    except asyncio.CancelledError:
+        exchange.abandon()
+        raise
+    lines = [line.partition(": ") for line in answer.fields.decode("latin-1").splitlines()]
+    content = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+    fields = {name: value for name, _, value in lines} | {"content-type": answer.content_type.decode()}
+    return web.Response(status=answer.status, body=content, headers=fields)
 
 
 async def _exchange(

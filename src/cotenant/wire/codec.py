@@ -47,6 +47,12 @@ class Limits:
     """Largest JSON part of a request: parsed JSON takes many times its size in memory."""
     max_header_bytes: int = 32 << 10
     """Request line and headers of HTTP together; metadata of gRPC."""
+    max_head_s: float = 10.0
+    """Time that the head of an HTTP request may take to come."""
+    max_body_s: float = 20.0
+    """The same of a body; a second more for each KiB that has come."""
+    max_unread_s: float = 60.0
+    """Time for which a client may read nothing of an answer over HTTP."""
     max_inputs: int = 256
     max_outputs: int = 256
     max_dims: int = 32

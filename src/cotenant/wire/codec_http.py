@@ -327,7 +327,7 @@ def _texts(items: Array) -> list[Any]:
     return [item if isinstance(item, str) else bytes(item).decode() for item in items]
 
 
-def decompress(encoding: bytes, body: bytes, limits: Limits) -> bytes:
+def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> bytes:
     """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the body
     limit.
     """

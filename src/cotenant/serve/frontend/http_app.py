@@ -1,43 +1,39 @@
-"""The HTTP front-end as a raw ASGI application: no framework, few awaits.
+"""The HTTP front-end: requests of the protocol to queries of a backend, and results to answers.
 
-The application holds no scheduling state: it decodes, submits, waits for the one answer and encodes. It never blocks
-its event loop: whatever can take long (control calls, large bodies, compression) runs in a thread.
+It holds no scheduling state: it decodes, submits, hears of the one end of each query and encodes. It never blocks its
+event loop: whatever can take long (control calls, large bodies, compression) runs in a thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 from msgspec import structs
 
 from cotenant.serve.frontend.call_threads import LoopThreads
-from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, Answer, error_answer, json_answer
-from cotenant.serve.frontend.http_pending import PendingReplies, Receive
+from cotenant.serve.frontend.http_connection import Answer, Exchange
+from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
+from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
+from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
-from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
+from cotenant.wire.api import Backend, Infer, InferResult, ServeError, not_answered
 from cotenant.wire.codec import Limits, WireRequest, less_spent, shown, size_bytes
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
+T = TypeVar("T")
 _log = logging.getLogger("cotenant.http")
 
-ARRIVAL = "cotenant.arrival_ns"
-"""The key of a scope that tells when the first byte of its request could be read, in monotonic nanoseconds."""
 _OCTETS = b"application/octet-stream"
-_QUERY_HEADER = QUERY_KEY.encode()
+_QUERY_LINE = b"%b: %%d\r\n" % QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
 _OFF_LOOP_BYTES = 128 << 10
 """Bodies from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
@@ -47,26 +43,20 @@ _NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
 """Of a number as text, a class or an element of BYTES, a number to choose classes from, and of a byte to compress:
 measured on a core of 2.6 GHz."""
 _COMPRESS_FROM_BYTES = 1 << 10
-_JOIN_UP_TO_BYTES = 64 << 10
-"""Answers up to this size go out in one write; joining larger ones costs more than another write."""
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
 
 
-class _DisconnectedError(Exception):
-    """The client went away before its request was complete."""
-
-
 def http_app(backend: Backend, limits: Limits) -> HttpApp:
-    """Make the ASGI application that serves `backend` to clients of the Open Inference Protocol v2."""
-    control = {endpoint: functools.partial(call, backend) for endpoint, call in CONTROL.items()}
+    """Make the front-end that serves `backend` to clients of the Open Inference Protocol v2."""
+    control = {endpoint: partial(call, backend) for endpoint, call in CONTROL.items()}
     return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"))
 
 
 class HttpApp:
-    """An ASGI application with two small pools of threads and a line of loads, which `close` lets go.
+    """Answers requests, with two small pools of threads and a line of loads, which `close` lets go. Implements App.
 
     `control` answers every other endpoint that it is asked for; `replied`: see Backend.
     """
@@ -84,7 +74,7 @@ class HttpApp:
         self._calls = control
         self._replied = replied
         self._router = Router()
-        self._pending: PendingReplies | None = None
+        self._inbox: LoopInbox | None = None
         self._loads = loads
         self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
@@ -96,97 +86,51 @@ class HttpApp:
         self._control_threads.shutdown()
         self._codec_threads.shutdown()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return
-        close = False
-        extra: Headers = []
+    # --- App ------------------------------------------------------------------------------------------------------
+
+    def refusal(self, head: Head) -> Answer | None:
+        """See App."""
         try:
-            route = self._router.find(scope["raw_path"])
-            if not route.takes(scope["method"]):
-                message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
-                answer = error_answer(405, message)
-            elif route.endpoint is Endpoint.INFER:
-                answer, extra = await self._infer(route, scope["headers"], receive, scope.get(ARRIVAL, 0))
-            else:
-                answer = await self._control(route, scope["headers"], receive)
+            self._route(head)
         except ServeError as error:
-            answer = error_answer(error.status.value[0], error.message)
-            extra = _told(error.ending)
-            close = error.status is Status.TOO_LARGE
-        except _DisconnectedError:
-            return
-        except asyncio.CancelledError:
-            # uvicorn cancels what is still in progress when the grace of a stop is over.
-            answer, extra = error_answer(503, "the server is stopping"), _told(FAILURE)
-        except Exception:
-            _log.exception("%s %r failed", scope["method"], scope["raw_path"])
-            answer, extra = error_answer(500, "internal error; the server's log has the details"), _told(FAILURE)
-        pieces = answer.body if isinstance(answer.body, list) else [answer.body]
-        if len(pieces) > 1 and sum([len(piece) for piece in pieces]) <= _JOIN_UP_TO_BYTES:
-            pieces = [b"".join(pieces)]
-        length = sum([len(piece) for piece in pieces])
-        headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *extra]
-        if answer.status >= 400 and _may_leave_body(scope["headers"], is_cut=close):
-            headers.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        for piece in pieces[:-1]:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": pieces[-1]})
+            return _refused(error)
+        except _WrongMethodError as error:
+            return error_answer(405, str(error))
+        return None
 
-    async def _control(self, route: HttpRoute, headers: Headers, receive: Receive) -> Answer:
-        if route.endpoint in _PROMPT:
-            return self._calls[route.endpoint](route, b"")
-        body = b""
-        if route.method == "POST":
-            for name, value in headers:
-                if name == b"content-length":
-                    self._check_length(value)
-            body = await self._read(receive)
-        loop = asyncio.get_running_loop()
-        if route.endpoint in LOADS and self._loads is not None:
-            put = functools.partial(LOADS[route.endpoint], self._loads, route, body)
-            waiting: Future[None] = await loop.run_in_executor(self._control_threads, put)
-            await asyncio.shield(asyncio.wrap_future(waiting))  # others may wait for the same load
-            return json_answer(200, {})
-        return await loop.run_in_executor(self._control_threads, self._calls[route.endpoint], route, body)
+    def request(self, exchange: Exchange) -> None:
+        """See App."""
+        try:
+            route = self._route(exchange.head)
+            if route.endpoint is Endpoint.INFER:
+                self._infer(exchange, route)
+            else:
+                self._control(exchange, route)
+        except Exception as error:
+            self._fail(exchange, error)
 
-    def _check_length(self, value: bytes) -> None:
-        if not value.isdigit() or len(value) > 18 or int(value) > self._limits.max_body_bytes:
-            raise ServeError(
-                Status.TOO_LARGE,
-                f"the body has {shown(value.decode('latin-1'))} bytes, expected at most {self._limits.max_body_bytes}",
-            )
+    def stopping(self) -> Answer:
+        """See App."""
+        return error_answer(503, "the server is stopping", _told(FAILURE))
 
-    async def _read(self, receive: Receive) -> bytes:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _DisconnectedError
-        body: bytes = message.get("body", b"")
-        size = len(body)
-        chunks = [body]
-        while message.get("more_body") and size <= self._limits.max_body_bytes:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise _DisconnectedError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            chunks.append(chunk)
-        if size > self._limits.max_body_bytes:
-            raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
-        return body if len(chunks) == 1 else b"".join(chunks)
+    def malformed(self, status: int, message: str) -> Answer:
+        """See App."""
+        return error_answer(status, message)
 
-    async def _infer(
-        self, route: HttpRoute, headers: Headers, receive: Receive, arrival_ns: int
-    ) -> tuple[Answer, Headers]:
+    # --- infer ----------------------------------------------------------------------------------------------------
+
+    def _route(self, head: Head) -> HttpRoute:
+        route = self._router.find(head.path)
+        if not route.takes(head.method):
+            raise _WrongMethodError(f"method {shown(head.method)} is not allowed here, expected {route.method}")
+        return route
+
+    def _infer(self, exchange: Exchange, route: HttpRoute) -> None:
         header_length: int | None = None
         content_encoding = accept = b""
         spent_us = ""
-        for name, value in headers:
-            if name == b"content-length":
-                self._check_length(value)
-            elif name == b"inference-header-content-length":
+        for name, value in exchange.head.headers:
+            if name == b"inference-header-content-length":
                 header_length = codec_http.read_header_length(value)
             elif name == b"content-encoding":
                 content_encoding = value.strip().lower()
@@ -194,42 +138,51 @@ class HttpApp:
                 accept = _single_encoding(value)
             elif name == _SPENT_HEADER:
                 spent_us = value.decode("latin-1")
-        body = await self._read(receive)
-        loop = asyncio.get_running_loop()
-        compressed = content_encoding not in (b"", b"identity")
+        encoding = b"" if content_encoding == b"identity" else content_encoding
+        submit = partial(self._submit, exchange, route, header_length, encoding, accept, spent_us)
+        body = exchange.body
         json_length = header_length or len(body)
-        is_long = (
-            compressed
+        if (
+            encoding
             or json_length >= _OFF_LOOP_BYTES
             or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length))
-        )
-        wires: list[WireRequest] = []
+        ):
+            self._in_thread(exchange, self._codec_threads, submit, partial(self._submitted_late, exchange))
+        else:
+            query = submit()
+            if not exchange.is_over:
+                exchange.on_gone = partial(self._backend.cancel, query)
 
-        def submit(done: Callable[[InferResult], None]) -> int:
-            wire = self._decode(route, body, header_length, content_encoding if compressed else b"")
-            wires.append(less_spent(wire, spent_us) if spent_us else wire)
-            return self._backend.submit(structs.replace(wires[0].request, arrival_ns=arrival_ns), done)
+    def _submit(
+        self,
+        exchange: Exchange,
+        route: HttpRoute,
+        header_length: int | None,
+        encoding: bytes,
+        accept: bytes,
+        spent_us: str,
+    ) -> int:
+        """Decode a request and submit its query; the number of that. May run on any thread."""
+        wire = self._decode(route, exchange.body, header_length, encoding)
+        if spent_us:
+            wire = less_spent(wire, spent_us)
+        put = self._loop_inbox.put
 
-        result = await self._pending_of(loop).result(submit, receive, self._codec_threads if is_long else None)
-        wire = wires[0]
-        number = (_QUERY_HEADER, b"%d" % result.query)
-        if result.outcome not in ANSWERS:
-            end = not_answered(result, ready=self._backend.ready())
-            return error_answer(end.status.value[0], end.message), [number, *_told(end.ending)]
-        try:
-            batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
-            if _writing_ns(wire, result, accept) >= _OFF_LOOP_NS:
-                arguments = (wire, result, batched, accept)
-                answer, described = await loop.run_in_executor(self._codec_threads, _encode, *arguments)
-            else:
-                answer, described = _encode(wire, result, batched, accept)
-        except ServeError as error:  # it has run: it is not for a gateway to send it again
-            return error_answer(error.status.value[0], error.message), [number, *_told(FAILURE)]
-        finally:
-            self._replied(result)  # what follows waits for the client's socket alone
-        return answer, [number, *_told(Ending(result.outcome)), *described]
+        def done(result: InferResult) -> None:
+            put(lambda: self._ended(exchange, route, wire, accept, result))
 
-    def _decode(self, route: HttpRoute, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
+        return self._backend.submit(structs.replace(wire.request, arrival_ns=exchange.arrival_ns), done)
+
+    def _submitted_late(self, exchange: Exchange, query: int) -> None:
+        """A query was submitted in a thread: the client may have gone away meanwhile."""
+        if exchange.is_over:
+            self._backend.cancel(query)
+        else:
+            exchange.on_gone = partial(self._backend.cancel, query)
+
+    def _decode(
+        self, route: HttpRoute, body: bytes | memoryview, header_length: int | None, encoding: bytes
+    ) -> WireRequest:
         if encoding:
             body = codec_http.decompress(encoding, body, self._limits)
         if header_length == 0:
@@ -237,31 +190,121 @@ class HttpApp:
             return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
         return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
 
-    def _pending_of(self, loop: asyncio.AbstractEventLoop) -> PendingReplies:
-        if self._pending is None or self._pending.loop is not loop:
-            self._pending = PendingReplies(loop, self._backend.cancel)
-        return self._pending
+    def _ended(
+        self, exchange: Exchange, route: HttpRoute, wire: WireRequest, accept: bytes, result: InferResult
+    ) -> None:
+        """A query has ended: answer it."""
+        try:
+            number = _QUERY_LINE % result.query
+            if result.outcome not in ANSWERS:
+                end = not_answered(result, ready=self._backend.ready())
+                exchange.answer(error_answer(end.status.value[0], end.message, number + _told(end.ending)))
+                return
+            batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
+            if exchange.is_over or _writing_ns(wire, result, accept) < _OFF_LOOP_NS:
+                self._encode(exchange, wire, result, batched, accept)
+            else:
+                encode = partial(self._encode, exchange, wire, result, batched, accept)
+                self._in_thread(exchange, self._codec_threads, encode, lambda _: None)
+        except Exception as error:
+            self._fail(exchange, error)
+
+    def _encode(self, exchange: Exchange, wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> None:
+        """Write the answer of a query, on any thread."""
+        number = _QUERY_LINE % result.query
+        try:
+            answer = _encoded(wire, result, batched, accept, number)
+        except ServeError as error:  # it has run: it is not for a gateway to send it again
+            answer = error_answer(error.status.value[0], error.message, number + _told(FAILURE))
+        finally:
+            self._replied(result)  # what follows waits for the client's socket alone
+        self._loop_inbox.put(partial(exchange.answer, answer))
+
+    # --- control --------------------------------------------------------------------------------------------------
+
+    def _control(self, exchange: Exchange, route: HttpRoute) -> None:
+        endpoint, body = route.endpoint, bytes(exchange.body)
+        if endpoint in _PROMPT:
+            exchange.answer(self._calls[endpoint](route, b""))
+        elif endpoint in LOADS and self._loads is not None:
+            put = partial(LOADS[endpoint], self._loads, route, body)
+            self._in_thread(exchange, self._control_threads, put, partial(self._wait_for_load, exchange))
+        else:
+            call = partial(self._calls[endpoint], route, body)
+            self._in_thread(exchange, self._control_threads, call, exchange.answer)
+
+    def _wait_for_load(self, exchange: Exchange, load: Future[None]) -> None:
+        self._when_done(exchange, load, lambda _: exchange.answer(json_answer(200, {})))
+
+    # --- threads --------------------------------------------------------------------------------------------------
+
+    @property
+    def _loop_inbox(self) -> LoopInbox:
+        if self._inbox is None:
+            self._inbox = LoopInbox()
+        return self._inbox
+
+    def _in_thread(
+        self, exchange: Exchange, threads: LoopThreads, work: Callable[[], T], then: Callable[[T], None]
+    ) -> None:
+        """Do work in one of the threads, and then on the loop what follows from it."""
+        self._when_done(exchange, threads.submit(work), then)
+
+    def _when_done(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
+        put = self._loop_inbox.put
+
+        def ended(future: Future[T]) -> None:
+            put(lambda: self._follow(exchange, future, then))
+
+        future.add_done_callback(ended)
+
+    def _follow(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._fail(exchange, error)
+        else:
+            then(future.result())
+
+    def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        """Tell the client of an error."""
+        match error:
+            case ServeError():
+                exchange.answer(_refused(error))
+            case _WrongMethodError():
+                exchange.answer(error_answer(405, str(error)))
+            case _:
+                _log.error("%s %r failed", exchange.head.method, exchange.head.path, exc_info=error)
+                text = "internal error; the server's log has the details"
+                exchange.answer(error_answer(500, text, _told(FAILURE)))
+
+
+class _WrongMethodError(Exception):
+    """The endpoint does not take the method."""
+
+
+def _refused(error: ServeError) -> Answer:
+    return error_answer(error.status.value[0], error.message, _told(error.ending))
 
 
 @functools.cache
-def _told(ending: Ending) -> Headers:
-    return [(name.encode(), value.encode()) for name, value in ending.pairs()]
+def _told(ending: Ending) -> bytes:
+    return b"".join([f"{name}: {value}\r\n".encode() for name, value in ending.pairs()])
 
 
-def _encode(wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> tuple[Answer, Headers]:
+def _encoded(wire: WireRequest, result: InferResult, batched: bool, accept: bytes, fields: bytes) -> Answer:
     body, json_length = codec_http.encode_response(wire, result, batched)
-    headers: Headers = []
+    fields += _told(Ending(result.outcome))
     if json_length is not None:
-        headers.append((b"inference-header-content-length", b"%d" % json_length))
+        fields += b"inference-header-content-length: %d\r\n" % json_length
     if accept and sum([len(piece) for piece in body]) >= _COMPRESS_FROM_BYTES:
         body = [codec_http.compress(accept, b"".join(body))]
-        headers.append((b"content-encoding", accept))
-    return Answer(200, JSON_TYPE if json_length is None else _OCTETS, body), headers
+        fields += b"content-encoding: %b\r\n" % accept
+    return Answer(200, JSON_TYPE if json_length is None else _OCTETS, body, fields)
 
 
-def _has_bytes(body: bytes, json_length: int) -> bool:
+def _has_bytes(body: bytes | memoryview, json_length: int) -> bool:
     """Return whether a request may hold a BYTES tensor, which is taken apart and checked element by element."""
-    return body.find(b"BYTES", 0, json_length) >= 0
+    return bytes(body[:json_length]).find(b"BYTES") >= 0
 
 
 def _writing_ns(wire: WireRequest, result: InferResult, accept: bytes) -> int:
@@ -292,12 +335,3 @@ def _single_encoding(value: bytes) -> bytes:
     """
     name = value.strip().lower()
     return name if name in (b"gzip", b"deflate") else b""
-
-
-def _may_leave_body(headers: Headers, *, is_cut: bool) -> bool:
-    """Whether what follows a refused request may be its body: in chunks that were not read to their end, or, where the
-    client waits to be told to go on, at the client's choice."""
-    return any(
-        (is_cut and name == b"transfer-encoding") or (name == b"expect" and value.lower() == b"100-continue")
-        for name, value in headers
-    )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from cotenant.serve.frontend.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
+from cotenant.serve.frontend.http_connection import Answer
 from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.wire.api import Control, Describe, ServeError, Status
@@ -22,14 +23,6 @@ JSON_TYPE = b"application/json"
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Answer(NamedTuple):
-    """A complete HTTP answer."""
-
-    status: int
-    content_type: bytes
-    body: bytes | list[bytes | memoryview]
 
 
 class _IndexBody(msgspec.Struct):
@@ -44,14 +37,14 @@ _decode_index = msgspec.json.Decoder(_IndexBody).decode
 _decode_load = msgspec.json.Decoder(_LoadBody).decode
 
 
-def json_answer(status: int, value: Any) -> Answer:
+def json_answer(status: int, value: Any, fields: bytes = b"") -> Answer:
     """Make an answer with a JSON body."""
-    return Answer(status, JSON_TYPE, _encode(value))
+    return Answer(status, JSON_TYPE, _encode(value), fields)
 
 
-def error_answer(status: int, message: str) -> Answer:
+def error_answer(status: int, message: str, fields: bytes = b"") -> Answer:
     """Make the answer `{"error": message}`."""
-    return json_answer(status, {"error": message or "the request failed without a reason"})
+    return json_answer(status, {"error": message or "the request failed without a reason"}, fields)
 
 
 def _server(backend: Control, route: HttpRoute, body: bytes) -> Answer:

@@ -1,23 +1,23 @@
-"""The HTTP server: uvicorn with its own thread, event loop and socket."""
+"""The HTTP server: a thread with an event loop, a socket, and the connections that come to it."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
-
-import uvicorn
 
 from cotenant.errors import CotenantError
 from cotenant.serve.frontend.http_app import http_app
-from cotenant.serve.frontend.http_protocol import bounded_protocol
+from cotenant.serve.frontend.http_connection import READ_BYTES, App, HttpConnection
+from cotenant.serve.frontend.http_head import HeadParser
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
 _BACKLOG = 1024
-_KEEP_ALIVE_S = 65
-"""Longer than the 60 s of common load balancers, so that these never reuse a connection just closed."""
+_LOOK_EVERY_S = 1.0
 _CANCELLED_S = 0.3
 """Time that requests have to end once they are cancelled, when the server stops."""
 
@@ -47,16 +47,6 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     return bound
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.up.set()
-
-
 class HttpServer:
     """Serves a backend over HTTP from a thread of its own; constructing it does no I/O."""
 
@@ -67,15 +57,17 @@ class HttpServer:
         self._host = host
         self._port = port
         self._limits = limits or Limits()
-        self._server: _Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._grace_s = 0.0
+        self._stop: asyncio.Event | None = None
 
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
 
         Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
-        if self._server is not None:
+        if self._thread is not None:
             raise CotenantError("HTTP: the server has been started already")
         bound = listen(self._host, self._port, "HTTP")
         try:
@@ -83,52 +75,77 @@ class HttpServer:
         except CotenantError:
             bound.close()
             raise
-        config = uvicorn.Config(
-            app,
-            http=bounded_protocol(self._limits.max_header_bytes),
-            loop="auto",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        server = _Server(config)
+        is_up = threading.Event()
         failure: list[BaseException] = []
 
         def serve() -> None:
             try:
-                server.run(sockets=[bound])
+                with asyncio.Runner(loop_factory=_new_loop) as runner:
+                    self._loop = runner.get_loop()
+                    runner.run(self._serve(app, bound, is_up.set))
             except BaseException as error:
                 failure.append(error)
                 raise
             finally:
                 app.close()
                 bound.close()
-                server.up.set()
+                is_up.set()
 
-        self._thread = threading.Thread(target=serve, name="cotenant-http", daemon=True)
-        self._thread.start()
-        server.up.wait()
+        thread = threading.Thread(target=serve, name="cotenant-http", daemon=True)
+        thread.start()
+        is_up.wait()
         if failure:
             raise CotenantError(f"HTTP: the server did not start: {failure[0]!r}") from failure[0]
-        self._server = server
+        self._thread = thread
         port: int = bound.getsockname()[1]
         return port
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Stop listening, let requests in progress end for `grace_s` seconds, then cancel them. Safe to repeat."""
-        server, thread = self._server, self._thread
-        if server is None or thread is None or not thread.is_alive():
+        loop, thread, stop = self._loop, self._thread, self._stop
+        if loop is None or thread is None or stop is None or not thread.is_alive():
             return
-        settings: Any = server.config
-        settings.timeout_graceful_shutdown = grace_s
-        server.should_exit = True
-        thread.join(grace_s + _CANCELLED_S)
-        if thread.is_alive():
-            server.force_exit = True
-            thread.join(_CANCELLED_S)
+        self._grace_s = grace_s
+        with suppress(RuntimeError):  # it has ended meanwhile
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(grace_s + 2 * _CANCELLED_S)
+
+    async def _serve(self, app: App, bound: socket.socket, told: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        connections: set[HttpConnection] = set()
+        heads, scratch = HeadParser(), memoryview(bytearray(READ_BYTES))
+        server = await loop.create_server(
+            lambda: HttpConnection(app, self._limits, heads, scratch, connections), sock=bound, backlog=_BACKLOG
+        )
+        told()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _LOOK_EVERY_S)
+                break
+            now_s = loop.time()
+            for connection in list(connections):
+                connection.look(now_s)
+        server.close()
+        for connection in list(connections):
+            connection.shut_down()
+        await _until_empty(connections, self._grace_s)
+        for connection in list(connections):
+            connection.give_up()
+        await _until_empty(connections, _CANCELLED_S)
+
+
+async def _until_empty(connections: set[Any], limit_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + limit_s
+    while connections and loop.time() < until_s:
+        await asyncio.sleep(min(0.01, limit_s))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # as on Windows
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
