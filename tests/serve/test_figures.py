@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cotenant.serve.frontend.http_protocol import readable_since
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -34,6 +33,7 @@ from cotenant.metrics import is_apart
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.counters import Counters, TenantCounters
 from cotenant.serve.engine.slo_watch import SloWatch, Turn, log_turns, turn_text
+from cotenant.serve.frontend.http_connection import readable_since
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult
