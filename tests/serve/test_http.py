@@ -305,7 +305,7 @@ def test_what_takes_long_to_write_holds_no_other_request_up(
         others_answered.set()
     asking.join(20)
     assert statuses == [200]
-    assert [name == "cotenant-http" for name in threads] == [not is_long]
+    assert [name == "cotenant-loop" for name in threads] == [not is_long]
 
 
 @pytest.mark.parametrize(("items", "is_long"), [(1, False), (40_000, True)])
@@ -338,7 +338,7 @@ def test_texts_that_take_long_to_check_hold_no_other_request_up(
         others_answered.set()
     asking.join(20)
     assert statuses == [200]
-    assert [name == "cotenant-http" for name in threads] == [not is_long]
+    assert [name == "cotenant-loop" for name in threads] == [not is_long]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def _serve(
     from cotenant.measure.group_models import resolved
     from cotenant.repository import model_names, trace_path
     from cotenant.serve.engine.awake import keep_awake
+    from cotenant.serve.engine.loop import ServeLoop
     from cotenant.serve.frontend.grpc_server import GrpcServer
     from cotenant.serve.frontend.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
@@ -119,10 +120,12 @@ def _serve(
     laid = _laid_out(settings, repository, stale=stale)
     policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
     settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
-    server = Server(repository, settings, plan=laid.lanes if laid else None)
+    loop = ServeLoop()
+    loop.start()
+    server = Server(repository, settings, plan=laid.lanes if laid else None, readers=loop)
     replanner = plan_files().follow(server, laid, settings.plan, stale=stale) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
-    http = HttpServer(server, section.host, section.http_port, limits)
+    http = HttpServer(server, section.host, section.http_port, limits, loop)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
     recorder: Recorder | None = None
 
@@ -167,6 +170,7 @@ def _serve(
         if replanner is not None:
             replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
         have_ended = stop_serving(server, (http, grpc), until_s)
+        loop.stop()
         close_trace()
         if awake:
             awake.close()

@@ -187,11 +187,24 @@ class Place(Protocol):
         """Median latency in ns of a launch that does nothing; 0 where nobody waits for a device."""
 
 
+class Readers(Protocol):
+    """A loop that looks after descriptors."""
+
+    def add(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call whenever there is something to read, on the loop's thread. Returns when that is so."""
+
+    def remove(self, descriptor: int) -> None:
+        """Call no more. Returns when no call is under way, but for one that removes itself."""
+
+
 class ModelExecutor(Executor, Protocol):
     """An executor of real models, as a server needs it. Nobody asks for its class: what it can do stands here."""
 
     on_event: Callable[[Event], None]
     """Is told what happens to tenants beside launches: they are suspended and resumed. Set before models are added."""
+
+    readers: Readers | None
+    """Where ends of launches are read, if they are read from descriptors. Set before models are loaded."""
 
     max_answer_bytes: int
     """Outputs of one launch, at most: one with more of them fails. Set before models are loaded."""

@@ -27,6 +27,7 @@ from cotenant.core.events import (
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
+from cotenant.execute.protocol import Readers
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
@@ -70,11 +71,18 @@ class Server:
     """Serves a model repository. Implements `Backend`; front-ends are attached by the caller.
 
     Constructing it does no I/O; `start` loads the models. A model that cannot be loaded stays in the index with the
-    reason, and the others are served. `plan` gives the lanes and their rounds in place of the settings.
+    reason, and the others are served. `plan` gives the lanes and their rounds in place of the settings. `readers`: see
+    ModelExecutor.
     """
 
     def __init__(
-        self, root: Path, settings: ServerConfig, *, clock: Clock | None = None, plan: PlanLanes | None = None
+        self,
+        root: Path,
+        settings: ServerConfig,
+        *,
+        clock: Clock | None = None,
+        plan: PlanLanes | None = None,
+        readers: Readers | None = None,
     ) -> None:
         self.root = root.resolve()
         self.settings = settings
@@ -91,6 +99,7 @@ class Server:
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
+        self._executor.readers = readers
         self.names = NameTable(self.root, self.ready, self._executor)
         self._loading = threading.Lock()
         self._is_ready = False

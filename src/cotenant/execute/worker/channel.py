@@ -216,10 +216,11 @@ class Channel:
                     return
                 self._posted.popleft()
 
-    def receive(self) -> Message | None:
-        """Wait for the next message; None when the other side has gone. Raises TimeoutError, msgspec.MsgspecError."""
+    def receive(self, *, waits: bool = True) -> Message | None:
+        """The next message; None when the other side has gone. Raises msgspec.MsgspecError, and TimeoutError when none
+        has come in time, or, where it `waits` for none, none is there."""
         try:
-            size = self._socket.recv_into(self._buffer)
+            size = self._socket.recv_into(self._buffer, 0, 0 if waits else socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise TimeoutError("no message has come") from None
         except ConnectionError:

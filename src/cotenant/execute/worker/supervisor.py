@@ -1,7 +1,8 @@
 """Keeps the worker process of one tenant alive: starts it, takes its completions, and replaces it when it fails.
 
-One thread a worker. It sleeps in `receive`; besides completions, a slow tick wakes it for the watchdog and the memory
-limit. What a failure means for scheduling is for the core, which is told by events.
+One thread a worker. It sleeps in `receive`, or, where a server's loop reads completions, until there is something else
+to do; a slow tick wakes it for the watchdog and the memory limit. What a failure means for scheduling is for the core,
+which is told by events.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnGrew, Readers, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
 from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
@@ -37,13 +40,23 @@ _KILLED_S = 1.0
 class WorkerSupervisor:
     """Holds one tenant's worker. Implements `Loaded`."""
 
-    def __init__(self, model: Open, limits: WorkerLimits, batches: Batches, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        model: Open,
+        limits: WorkerLimits,
+        batches: Batches,
+        on_event: Callable[[Event], None],
+        readers: Readers | None = None,
+    ) -> None:
         self.tenant = model.tenant
         self._model = model
         self._sessions = SessionSet(model)
         self._limits = limits
         self._batches = batches
         self._on_event = on_event
+        self._readers = readers
+        self._told: SimpleQueue[Message | Exception | None] = SimpleQueue()
+        """What the loop leaves to the thread."""
         self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
         self._telling = threading.Lock()  # held while the core is told: never wait for it under the driver's lock
         self._state = WorkerState.DOWN
@@ -223,22 +236,59 @@ class WorkerSupervisor:
 
     def _serve(self) -> Loss | None:
         """Take completions until the worker is lost, or has ended since it was told to (None)."""
-        process = self._process
+        process, readers = self._process, self._readers
         assert process is not None
         self._last_ns, self._idle_ns = time.monotonic_ns(), 0
+        if readers is None:
+            return self._take(process, process.channel.receive)
+        descriptor, self._told = process.channel.fileno(), SimpleQueue()
+        readers.add(descriptor, partial(self._read, process, self._told))
+        try:
+            return self._take(process, self._wait)
+        finally:  # before launches end for another reason: each ends once
+            readers.remove(descriptor)
+
+    def _wait(self) -> Message | None:
+        """What the loop leaves to this thread. Raises as `Channel.receive` does."""
+        try:
+            told = self._told.get(timeout=self._limits.tick_s)
+        except Empty:
+            raise TimeoutError("no message has come") from None
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def _read(self, process: WorkerProcess, told: SimpleQueue[Message | Exception | None]) -> None:
+        """Take what has come, on the loop; what is no completion is for the thread, which is told once of an end."""
+        message: Message | Exception | None
+        while True:
+            try:
+                message = process.channel.receive(waits=False)
+            except TimeoutError:
+                break
+            except Exception as error:
+                message = error
+            if self._is_taken(message):
+                continue
+            told.put(message)
+            if not isinstance(message, Prepared):
+                assert self._readers is not None
+                self._readers.remove(process.channel.fileno())
+                return
+        process.channel.flush()
+        if self._limits.memory_bytes is not None and process.resident_bytes() > self._limits.memory_bytes:
+            told.put(TimeoutError())  # as a tick: look now
+
+    def _take(self, process: WorkerProcess, receive: Callable[[], Message | None]) -> Loss | None:
         while True:
             message, is_tick = None, False
             try:
-                message = process.channel.receive()
+                message = receive()
             except TimeoutError:
                 is_tick = True
             except Exception as error:
                 return self._broken(error)
-            if isinstance(message, Ended):
-                self._ended(message)
-            elif isinstance(message, Grow):
-                self._pending[message.launch].on_grew(message.launch)
-            elif not is_tick and not isinstance(message, Prepared):
+            if not is_tick and not self._is_taken(message) and not isinstance(message, Prepared):
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending
                 return None if is_done else self._died()
@@ -247,6 +297,16 @@ class WorkerSupervisor:
                 return loss
             if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
                 self._sessions.end(message.reason)
+
+    def _is_taken(self, message: object) -> bool:
+        """Whether a message told of a launch."""
+        if isinstance(message, Ended):
+            self._ended(message)
+        elif isinstance(message, Grow):
+            self._pending[message.launch].on_grew(message.launch)
+        else:
+            return False
+        return True
 
     def _ended(self, message: Ended) -> None:
         pending = self._pending.get(message.launch)
@@ -358,7 +418,8 @@ class WorkerSupervisor:
         """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
         assert self._process is not None
         cores = pending.launch.share.cores
-        self._affinity.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
+        if self._readers is None:
+            self._affinity.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
         try:
             link = self._links.get(cores)
             if link is None:

@@ -55,7 +55,8 @@ class Driver:
         self._pending: dict[int, Done] = {}
         self._next_query = 0
         self._last_ns = 0
-        self._timer_version = 0
+        self._timer_ns = self._alarm_ns = 0
+        """When the engine wants to be asked, and when the clock rings for that, at the latest; 0 for never."""
         self._watching = 0
         """Threads that wait for something to end."""
         self._are_rates_kept = True
@@ -182,8 +183,8 @@ class Driver:
                 case Release():
                     self._executor.release(action.batch)
                 case SetTimer():
-                    self._timer_version += 1
-                    self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
+                    self._timer_ns = action.at_ns
+                    self._set_alarm()
                 case LookAhead():
                     is_look_ahead_due = True
                 case PolicyFault():
@@ -249,11 +250,25 @@ class Driver:
     def _launch_grew(self, launch: int) -> None:
         self.post(LaunchGrew(launch))
 
-    def _timer_fired(self, version: int) -> None:
+    def _set_alarm(self) -> None:
+        """See to it that the clock rings by the time that is wanted: most timers are put off before they are due."""
+        if not self._alarm_ns or self._timer_ns < self._alarm_ns:
+            self._alarm_ns = self._timer_ns
+            self._clock.call_at(self._alarm_ns, TIMER_PRIORITY, partial(self._alarm_rang, self._alarm_ns))
+
+    def _alarm_rang(self, at_ns: int) -> None:
         with self._lock:
-            if version != self._timer_version:
+            if at_ns != self._alarm_ns:  # another one rang before
                 return
-            answers = self._handle(TimerFired(), self._now())
+            self._alarm_ns = 0
+            if not self._timer_ns:
+                return
+            now = self._now()
+            if self._timer_ns > now:
+                self._set_alarm()
+                return
+            self._timer_ns = 0
+            answers = self._handle(TimerFired(), now)
         _deliver(answers)
 
 

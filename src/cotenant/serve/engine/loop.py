@@ -1,0 +1,88 @@
+"""The event loop of a server, on a thread of its own: requests come and launches end there, without a hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from cotenant.errors import CotenantError
+
+T = TypeVar("T")
+_END_S = 1.0
+"""Time that the loop has to end once it is stopped."""
+
+
+class ServeLoop:
+    """A loop that runs until `stop`. Implements `Readers`. Thread-safe, but for what is passed to it."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="cotenant-loop", daemon=True)
+
+    def start(self) -> None:
+        """Run from now on. Raises CotenantError when no thread can be started."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise CotenantError(f"no thread can be started for the server's loop: {error}") from None
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have a coroutine run on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def add(self, descriptor: int, call: Callable[[], None]) -> None:
+        """See Readers."""
+        self._call(lambda: self._loop.add_reader(descriptor, call))
+
+    def remove(self, descriptor: int) -> None:
+        """See Readers."""
+        self._call(lambda: self._loop.remove_reader(descriptor))
+
+    def stop(self) -> None:
+        """End the loop; whoever waits for it is not called any more. Safe to repeat."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(_END_S)
+
+    def _call(self, work: Callable[[], object]) -> None:
+        """Have work done on the loop, and wait for it."""
+        if threading.current_thread() is self._thread:
+            work()
+            return
+        done = threading.Event()
+
+        def do() -> None:
+            try:
+                work()
+            finally:
+                done.set()
+
+        try:
+            self._loop.call_soon_threadsafe(do)
+        except RuntimeError:  # it has ended: nothing is read any more
+            return
+        while not done.wait(_END_S) and self._thread.is_alive():
+            pass
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # as on Windows
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
