@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cotenant.serve.frontend import http_server
+from cotenant.serve.frontend import http_connection
 from cotenant.serve.frontend.http_head import Head, HeadParser
 from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend, FakeBackend, serving
@@ -111,7 +111,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Head]:
             found.append(super().parse(data))
             return found[-1]
 
-    monkeypatch.setattr(http_server, "HeadParser", Watched)
+    monkeypatch.setattr(http_connection, "HeadParser", Watched)
     return found
 
 
@@ -243,3 +243,29 @@ def test_the_last_answer_arrives_though_the_client_sends_on(port: int, first: by
     assert answer.startswith(heard)
     assert len(re.findall(rb"HTTP/1.1 \d{3} ", answer)) == 1 + bool(first)
     assert b"connection: close" in answer
+
+
+def test_connections_are_counted_by_address_and_all_together() -> None:
+    inner = FakeBackend()
+    limits = Limits(max_connections=5, max_connections_per_address=3)
+    ask = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    def ask_from(address: str) -> tuple[socket.socket, bytes]:
+        connection = socket.create_connection(("127.0.0.1", ports.http), timeout=WAIT_S, source_address=(address, 0))
+        connection.sendall(ask)
+        return connection, connection.recv(1 << 16)
+
+    with serving(inner, limits) as ports:
+        held = [ask_from("127.0.0.1") for _ in range(3)]
+        assert all(answer.startswith(b"HTTP/1.1 200 ") for _, answer in held)
+        refused, answer = ask_from("127.0.0.1")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"127.0.0.1 has 3 connections, the limit for one address" in answer
+        held += [ask_from("127.0.0.2")]
+        assert held[-1][1].startswith(b"HTTP/1.1 200 ")
+        refused.close()
+        others = [ask_from(f"127.0.0.{number}") for number in (3, 4, 5)]
+        assert b"the server has 5 connections, the limit" in others[-1][1]
+        for connection, _ in [*held, *others]:
+            connection.close()
+    inner.close()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.serve.frontend.http_chunks import ChunkedBody, ChunkError
-from cotenant.serve.frontend.http_connection import READ_BYTES, Answer, Exchange, HttpConnection
+from cotenant.serve.frontend.http_connection import Answer, Connections, Exchange, HttpConnection
 from cotenant.serve.frontend.http_head import CHUNKED, Head, HeadError, HeadParser, parse_head
 from cotenant.wire.codec import Limits
 
@@ -200,7 +200,7 @@ class Pipe:
         self._socket = socket.socket()
 
     def get_extra_info(self, name: str) -> Any:
-        return self._socket
+        return ("127.0.0.1", 1) if name == "peername" else self._socket
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -236,9 +236,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.app, self.pipe = SilentApp(), Pipe()
-        self.scratch = memoryview(bytearray(READ_BYTES))
         limits = Limits(max_head_s=10, max_body_s=20, max_unread_s=60, max_body_bytes=1 << 20)
-        self.connection = HttpConnection(self.app, limits, HeadParser(), self.scratch, set())
+        self.connection = HttpConnection(Connections(self.app, limits))
         self.connection.connection_made(self.pipe)
         self.begin_s = asyncio.get_running_loop().time()
 

@@ -47,6 +47,10 @@ class Limits:
     """Largest JSON part of a request: parsed JSON takes many times its size in memory."""
     max_header_bytes: int = 32 << 10
     """Request line and headers of HTTP together; metadata of gRPC."""
+    max_connections: int = 4096
+    """Of HTTP, at a time."""
+    max_connections_per_address: int = 1024
+    """The same from one address; a gateway has one for all that it brings."""
     max_head_s: float = 10.0
     """Time that the head of an HTTP request may take to come."""
     max_body_s: float = 20.0

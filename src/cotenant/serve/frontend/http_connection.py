@@ -11,6 +11,7 @@ import asyncio
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
@@ -117,17 +118,44 @@ class Exchange:
                 gone()
 
 
-class HttpConnection(asyncio.BufferedProtocol):
-    """One connection. `scratch` is room to read into, shared by all connections of a loop; `known` are all of them."""
+class Connections:
+    """The open connections of a server, and what they share: limits, heads that were seen, and room to read into."""
 
-    def __init__(
-        self, app: App, limits: Limits, heads: HeadParser, scratch: memoryview, known: set[HttpConnection]
-    ) -> None:
-        self._app = app
-        self._limits = limits
-        self._heads = heads
-        self._scratch = scratch
-        self._known = known
+    def __init__(self, app: App, limits: Limits) -> None:
+        self.app = app
+        self.limits = limits
+        self.heads = HeadParser()
+        self.scratch = memoryview(bytearray(READ_BYTES))
+        self.all: set[HttpConnection] = set()
+        self._by_address: Counter[str] = Counter()
+
+    def open(self, connection: HttpConnection, address: str) -> str:
+        """Count a connection; a sentence where there are too many."""
+        self.all.add(connection)
+        self._by_address[address] += 1
+        limits = self.limits
+        if len(self.all) > limits.max_connections:
+            return f"the server has {limits.max_connections} connections, the limit; try again later"
+        if self._by_address[address] > limits.max_connections_per_address:
+            return f"{address} has {limits.max_connections_per_address} connections, the limit for one address"
+        return ""
+
+    def close(self, connection: HttpConnection, address: str) -> None:
+        """A connection that was opened is gone."""
+        self.all.discard(connection)
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """One connection, of `others`."""
+
+    def __init__(self, others: Connections) -> None:
+        self._others = others
+        self._app = others.app
+        self._limits = others.limits
+        self._address = ""
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
         self._socket: socket.socket | None = None
@@ -162,13 +190,16 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         """See asyncio."""
         self._transport = transport
-        self._known.add(self)
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
         # uvloop's stand-in for the socket takes three times as long to ask; the descriptor stays the transport's.
         self._socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        if too_many := self._others.open(self, self._address):
+            self._write(self._app.malformed(503, too_many), is_last=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
-        self._known.discard(self)
+        self._others.close(self, self._address)
         if self._socket is not None:
             self._socket.detach()
         self._is_over = True
@@ -183,7 +214,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """See asyncio."""
         body = self._body
         self._is_direct = body is not None and self._filled < len(body)
-        return memoryview(body)[self._filled :] if body is not None and self._is_direct else self._scratch
+        return memoryview(body)[self._filled :] if body is not None and self._is_direct else self._others.scratch
 
     def buffer_updated(self, count: int) -> None:
         """See asyncio."""
@@ -197,7 +228,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             if not self._began_ns and self._exchange is None:
                 self._begin()
-            data = bytes(self._scratch[:count])
+            data = bytes(self._others.scratch[:count])
             self._data = self._data + data if self._data else data
         if self._exchange is None:
             self._advance()
@@ -276,7 +307,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         end += len(_END_OF_HEAD)
         if end > self._limits.max_header_bytes:
             raise self._too_long()
-        head = self._heads.parse(data[:end] if end < len(data) else data)
+        head = self._others.heads.parse(data[:end] if end < len(data) else data)
         if not self._began_ns:  # it came behind another one
             self._begin()
         self._data, self._searched = data[end:], 0

@@ -10,8 +10,7 @@ from typing import Any
 from cotenant.errors import CotenantError
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.http_app import HttpApp, http_app
-from cotenant.serve.frontend.http_connection import READ_BYTES, HttpConnection
-from cotenant.serve.frontend.http_head import HeadParser
+from cotenant.serve.frontend.http_connection import Connections, HttpConnection
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
@@ -102,10 +101,9 @@ class HttpServer:
 
     async def _listen(self, app: HttpApp, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        heads, scratch = HeadParser(), memoryview(bytearray(READ_BYTES))
-        self._server = await loop.create_server(
-            lambda: HttpConnection(app, self._limits, heads, scratch, self._connections), sock=bound, backlog=_BACKLOG
-        )
+        connections = Connections(app, self._limits)
+        self._connections = connections.all
+        self._server = await loop.create_server(lambda: HttpConnection(connections), sock=bound, backlog=_BACKLOG)
         self._looking = loop.create_task(self._look())
 
     async def _look(self) -> None:
