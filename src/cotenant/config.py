@@ -132,6 +132,8 @@ class ApplicationConfig(_Section, frozen=True):
 class ServerSection(_Section, frozen=True):
     """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port.
 
+    `admin_port` serves all over HTTP, metrics and loads among it, at `admin_host` (default: `host`). Without it these
+    are served at `http_port` and `grpc_port` where `host` is a loopback address, and else not at all.
     `max_answer_mib` bounds the outputs of one launch: a query alone with more of them fails.
     `load_limit_s` bounds each step of opening, trying and measuring a model, all of which a child process does.
     """
@@ -139,6 +141,8 @@ class ServerSection(_Section, frozen=True):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
+    admin_port: Port | None = None
+    admin_host: str | None = None
     max_body_mib: Annotated[float, Meta(gt=0, le=2047)] = 64.0
     max_answer_mib: Annotated[float, Meta(gt=0, le=2047)] = 256.0
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0

@@ -159,7 +159,7 @@ def test_the_pod_of_kserve_is_sound(name: str) -> None:
             ("h2c", int(said["grpc-port"]))
         ]
     annotations = manifest("kserve/serving-runtime.yaml")["spec"]["annotations"]
-    assert annotations["prometheus.kserve.io/port"] == said["http-port"]
+    assert annotations["prometheus.kserve.io/port"] == said["admin-port"]
 
 
 def test_the_profile_is_measured_on_as_many_cores_as_serve() -> None:

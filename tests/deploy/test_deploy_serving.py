@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -217,6 +218,7 @@ class Pod:
         assert line, self.log.read_text(encoding="utf-8")
         self.ready: dict[str, Any] = json.loads(line)
         self.url = f"http://127.0.0.1:{self.ready['http_port']}"
+        self.admin_url = f"http://127.0.0.1:{self.ready['admin_port']}"
 
 
 @contextmanager
@@ -262,8 +264,11 @@ def test_the_deployment_serves_what_the_job_has_measured(tmp_path: Path) -> None
         assert "has no profile" not in pod.log.read_text(encoding="utf-8")
         assert infer_once(pod.url, "two", X)["y"].shape == (1, 8)
         annotations = deployment["spec"]["template"]["metadata"]["annotations"]
-        with urllib.request.urlopen(f"{pod.url}{annotations['prometheus.io/path']}", timeout=WAIT_S) as answer:
+        with urllib.request.urlopen(f"{pod.admin_url}{annotations['prometheus.io/path']}", timeout=WAIT_S) as answer:
             assert b"cotenant_" in answer.read()
+        with pytest.raises(urllib.error.HTTPError) as refused:  # clients of the Service are no operators
+            urllib.request.urlopen(f"{pod.url}/v2/repository/models/two/unload", b"{}", timeout=WAIT_S)
+        assert refused.value.code == 403
     assert (places["/var/lib/cotenant"] / ".cotenant" / "trace.jsonl").stat().st_size > 0
     left = [path.name for path in places["/tmp"].rglob("*")]
     assert left == ["stderr"]  # above all no database of events that a library wants to report
@@ -331,5 +336,5 @@ def test_the_planned_deployment_serves_its_plan_and_the_next_one(tmp_path: Path)
 
 
 def shown_plan(pod: Pod) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{pod.url}/v2/cotenant/plan", timeout=WAIT_S) as answer:
+    with urllib.request.urlopen(f"{pod.admin_url}/v2/cotenant/plan", timeout=WAIT_S) as answer:
         return dict(json.load(answer))

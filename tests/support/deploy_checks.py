@@ -128,9 +128,10 @@ def check_ports(document: Document, service: Document | None = None) -> None:
     said = flags(container)
     listening = {"http": int(said["http-port"]), "grpc": int(said["grpc-port"])}
     named = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
-    if service is not None and named != listening:
+    admin = int(said["admin-port"])
+    if service is not None and named != {**listening, "admin": admin}:
         raise ManifestError(f"containerPort: {named}, but the server is told {listening}")
-    if not set(named.values()) <= set(listening.values()) or said["host"] != "0.0.0.0":
+    if not set(named.values()) <= {*listening.values(), admin} or said["host"] != "0.0.0.0":
         raise ManifestError(f"containerPort: {named}, but the server is told {listening} on {said['host']}")
     for kind, probe in probes(container).items():
         if named.get(probe["port"], probe["port"]) != listening["http"]:
@@ -138,8 +139,8 @@ def check_ports(document: Document, service: Document | None = None) -> None:
     if service is None:
         return
     annotations = document["spec"]["template"]["metadata"]["annotations"]
-    if annotations["prometheus.io/port"] != str(listening["http"]):
-        raise ManifestError(f"prometheus.io/port: {annotations['prometheus.io/port']}, expected {listening['http']}")
+    if annotations["prometheus.io/port"] != str(admin):
+        raise ManifestError(f"prometheus.io/port: {annotations['prometheus.io/port']}, expected {admin}")
     served = {each["name"]: named.get(each["targetPort"]) for each in service["spec"]["ports"]}
     outside = {each["name"]: each["port"] for each in service["spec"]["ports"]}
     if served != listening or outside != listening:

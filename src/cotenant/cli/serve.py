@@ -62,6 +62,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(help="Port of metrics and loads, over HTTP; needed where the host is no loopback address."),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
     stale: Stale = False,
     as_json: AsJson = False,
@@ -84,6 +88,7 @@ def serve(
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
+        admin_port=admin_port,
     )
     with StopSignals() as signals:  # before the libraries are loaded, which takes seconds
         _serve(repository, chosen, signals, trace=trace, stale=stale, as_json=as_json)
@@ -105,6 +110,7 @@ def _serve(
     from cotenant.repository import model_names, trace_path
     from cotenant.serve.engine.awake import keep_awake
     from cotenant.serve.engine.loop import ServeLoop
+    from cotenant.serve.frontend.admin_access import Access, access_at, is_local
     from cotenant.serve.frontend.grpc_server import GrpcServer
     from cotenant.serve.frontend.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
@@ -113,6 +119,7 @@ def _serve(
     from cotenant.wire.codec import Limits
 
     log_to_stderr()
+    os.umask(os.umask(0) | 0o077)  # traces tell of all tenants, and copies of models are theirs
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
     settings = settings_of(repository, chosen)
@@ -125,8 +132,15 @@ def _serve(
     server = Server(repository, settings, plan=laid.lanes if laid else None, readers=loop)
     replanner = plan_files().follow(server, laid, settings.plan, stale=stale) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
-    http = HttpServer(server, section.host, section.http_port, limits, loop)
-    grpc = GrpcServer(server, section.host, section.grpc_port, limits)
+    access = access_at(section.host) if section.admin_port is None else Access.CLOSED
+    front_ends: dict[str, HttpServer | GrpcServer] = {
+        "http_port": HttpServer(server, section.host, section.http_port, limits, loop, access),
+        "grpc_port": GrpcServer(server, section.host, section.grpc_port, limits, access),
+    }
+    if section.admin_port is not None:
+        admin = section.admin_host or section.host
+        open_to = Access.LOCAL if is_local(admin) else Access.OPEN
+        front_ends["admin_port"] = HttpServer(server, admin, section.admin_port, limits, loop, open_to)
     recorder: Recorder | None = None
 
     def close_trace() -> None:
@@ -137,7 +151,7 @@ def _serve(
     signals.on_hangup = _tell_hangup if replanner is None else replanner.reload
     awake = keep_awake()
     try:
-        ports = {"http_port": http.start(), "grpc_port": grpc.start()}
+        ports = {name: each.start() for name, each in front_ends.items()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
             recorder = Recorder(
                 trace_path(repository), server.policy, server.machine, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
@@ -169,7 +183,7 @@ def _serve(
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
         if replanner is not None:
             replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
-        have_ended = stop_serving(server, (http, grpc), until_s)
+        have_ended = stop_serving(server, tuple(front_ends.values()), until_s)
         loop.stop()
         close_trace()
         if awake:

@@ -34,6 +34,8 @@ from cotenant.techniques.partitions.serve.plan_names import slos_of
 
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0
+_ADMIN_HOST = "127.0.0.1"
+"""Where a server takes loads: its agent is on the same machine, and others have no business there."""
 _PROBE_S = 2.0
 STOP_MARGIN_S = 15.0
 """A server may take so much longer to stop than its `drain_s`."""
@@ -58,6 +60,7 @@ class NodeServer:
         self._models.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
         self._address: Address | None = None
+        self._admin_port: int | None = None
         self._loaded: tuple[str, ...] = ()
         self._stop_s = STOP_MARGIN_S
         self._changing = threading.Lock()
@@ -166,6 +169,7 @@ class NodeServer:
         self._write(part)
         words = ["serve", str(self._models), "--no-trace", "--host", self._host]
         words += ["--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))]
+        words += ["--admin-port", "0", "--set", f"server.admin_host={_ADMIN_HOST}"]
         words += ["--stale"]  # the head has refused what is stale, unless it was told otherwise
         try:
             server = await_ready(self._starter.submit(spawn, *words, log=self._log).result(), self._log)
@@ -177,6 +181,7 @@ class NodeServer:
             raise ClusterError(f"model {failed[0]!r} cannot be served; the log is {self._log}")
         self._process = server.process
         self._address = Address(self._host, server.http_port, server.grpc_port)
+        self._admin_port = server.admin_port
         self._loaded = part.models
         return self._address
 
@@ -217,8 +222,7 @@ class NodeServer:
     def _ask(self, path: str, body: bytes | None, timeout_s: float) -> bytes:
         if self._address is None:
             raise ClusterError("the server is not running")
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        url = f"http://{host}:{self._address.http_port}{path}"
+        url = f"http://{_ADMIN_HOST}:{self._admin_port}{path}"
         with _direct().open(urllib.request.Request(url, data=body), timeout=timeout_s) as answer:
             content: bytes = answer.read()
             return content
@@ -228,7 +232,8 @@ def node_config(text: str) -> str:
     """The repository's `cotenant.toml` without what the cluster decides: where to listen, which cores, which plan."""
     table = tomllib.loads(text)
     table.pop("plan", None)
-    for section, keys in (("server", ("host", "http_port", "grpc_port")), ("device", ("cores", "lanes"))):
+    decided = {"server": ("host", "http_port", "grpc_port", "admin_port", "admin_host"), "device": ("cores", "lanes")}
+    for section, keys in decided.items():
         for key in keys:
             table.get(section, {}).pop(key, None)
     return toml_text(table)

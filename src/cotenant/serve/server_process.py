@@ -43,6 +43,7 @@ class RunningServer:
     http_port: int
     grpc_port: int
     models: Mapping[str, str]
+    admin_port: int | None = None
 
     @property
     def http_url(self) -> str:
@@ -100,8 +101,9 @@ def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = ST
     finally:
         timer.cancel()
     ready = json.loads(line)
+    ports = ready["http_port"], ready["grpc_port"]
     return RunningServer(
-        process, ready.get("host", "127.0.0.1"), ready["http_port"], ready["grpc_port"], ready.get("models", {})
+        process, ready.get("host", "127.0.0.1"), *ports, ready.get("models", {}), ready.get("admin_port")
     )
 
 

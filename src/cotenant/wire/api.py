@@ -26,6 +26,7 @@ class Status(Enum):
     """Kinds of refusal, as (HTTP status, gRPC status name)."""
 
     INVALID_ARGUMENT = (400, "INVALID_ARGUMENT")
+    FORBIDDEN = (403, "PERMISSION_DENIED")
     NOT_FOUND = (404, "NOT_FOUND")
     TOO_LARGE = (413, "INVALID_ARGUMENT")
     INTERNAL = (500, "INTERNAL")

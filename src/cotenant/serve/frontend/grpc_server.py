@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from msgspec import structs
 
 from cotenant.errors import CotenantError
+from cotenant.serve.frontend.admin_access import CLOSED, Access, access_at
 from cotenant.serve.frontend.call_threads import CallThreads, Slots
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, health
 from cotenant.serve.frontend.grpc_stream import Stream, encode_answer
@@ -58,12 +59,18 @@ _UNSERVED = {
 
 
 class GrpcServer:
-    """Serves a backend over gRPC from threads of its own; constructing it does no I/O."""
+    """Serves a backend over gRPC from threads of its own; constructing it does no I/O. `access`: see HttpServer."""
 
     def __init__(
-        self, backend: Backend, host: str = "127.0.0.1", port: int = 8001, limits: Limits | None = None
+        self,
+        backend: Backend,
+        host: str = "127.0.0.1",
+        port: int = 8001,
+        limits: Limits | None = None,
+        access: Access | None = None,
     ) -> None:
         self._backend = backend
+        self._access = access or access_at(host)
         self._host = host
         self._port = port
         self._limits = limits or Limits()
@@ -185,6 +192,8 @@ class GrpcServer:
         return call(self._backend, message)
 
     def _load(self, change: Callable[[LoadLine, Any], Any], message: Any, context: Any) -> Any:
+        if self._access is Access.CLOSED:
+            raise ServeError(Status.FORBIDDEN, CLOSED)
         if not self._load_slots.take():
             text = f"{_LOAD_THREADS} gRPC calls wait for loads already, the limit; try again when some have ended"
             raise ServeError(Status.UNAVAILABLE, text)

@@ -15,16 +15,17 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from cotenant.serve.frontend.admin_access import Access, barred
 from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
 from cotenant.serve.frontend.http_head import Head
-from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute, Router
+from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
-from cotenant.wire.api import Backend, Infer, InferResult, ServeError, not_answered
+from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
 from cotenant.wire.codec import Limits, WireRequest, less_spent, shown, size_bytes
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
@@ -49,10 +50,10 @@ _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
 
 
-def http_app(backend: Backend, limits: Limits) -> HttpApp:
+def http_app(backend: Backend, limits: Limits, access: Access) -> HttpApp:
     """Make the front-end that serves `backend` to clients of the Open Inference Protocol v2."""
     control = {endpoint: partial(call, backend) for endpoint, call in CONTROL.items()}
-    return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"))
+    return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"), access)
 
 
 class HttpApp:
@@ -68,6 +69,7 @@ class HttpApp:
         control: Mapping[Endpoint, Callable[[HttpRoute, bytes], Answer]],
         replied: Callable[[InferResult], None] = lambda _: None,
         loads: LoadLine | None = None,
+        access: Access = Access.LOCAL,
     ) -> None:
         self._backend = backend
         self._limits = limits
@@ -76,6 +78,7 @@ class HttpApp:
         self._router = Router()
         self._inbox: LoopInbox | None = None
         self._loads = loads
+        self._access = access
         self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
 
@@ -224,6 +227,8 @@ class HttpApp:
 
     def _control(self, exchange: Exchange, route: HttpRoute) -> None:
         endpoint, body = route.endpoint, bytes(exchange.body)
+        if endpoint in ADMIN and (why := barred(self._access, exchange.head.headers)):
+            raise ServeError(Status.FORBIDDEN, why)
         if endpoint in _PROMPT:
             exchange.answer(self._calls[endpoint](route, b""))
         elif endpoint in LOADS and self._loads is not None:

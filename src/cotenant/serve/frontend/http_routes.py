@@ -32,6 +32,8 @@ class Endpoint(Enum):
     PLAN = auto()
 
 
+ADMIN = frozenset({Endpoint.LOAD, Endpoint.UNLOAD, Endpoint.METRICS, Endpoint.PLAN})
+"""What is for operators alone: it changes the server, or tells of all tenants."""
 _POSTED = (Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cotenant.errors import CotenantError
 from cotenant.serve.engine.loop import ServeLoop
+from cotenant.serve.frontend.admin_access import Access, access_at
 from cotenant.serve.frontend.http_app import HttpApp, http_app
 from cotenant.serve.frontend.http_connection import Connections, HttpConnection
 from cotenant.wire.api import Backend
@@ -46,7 +47,10 @@ def listen(host: str, port: int, what: str) -> socket.socket:
 
 
 class HttpServer:
-    """Serves a backend over HTTP on a loop, by default one of its own; constructing it does no I/O."""
+    """Serves a backend over HTTP on a loop, by default one of its own; constructing it does no I/O.
+
+    `access` says what it serves of the administration, by default what `access_at` says of the host.
+    """
 
     def __init__(
         self,
@@ -55,11 +59,13 @@ class HttpServer:
         port: int = 8000,
         limits: Limits | None = None,
         loop: ServeLoop | None = None,
+        access: Access | None = None,
     ) -> None:
         self._backend = backend
         self._host = host
         self._port = port
         self._limits = limits or Limits()
+        self._access = access or access_at(host)
         self._is_own = loop is None
         self._loop = loop
         self._app: HttpApp | None = None
@@ -77,7 +83,7 @@ class HttpServer:
         bound = listen(self._host, self._port, "HTTP")
         port: int = bound.getsockname()[1]
         try:
-            self._app = app = http_app(self._backend, self._limits)
+            self._app = app = http_app(self._backend, self._limits, self._access)
             if self._loop is None:
                 self._loop = ServeLoop()
                 self._loop.start()
