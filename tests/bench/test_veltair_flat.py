@@ -25,7 +25,7 @@ from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, Block
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 
 SLO_NS = 10_000
-DECISIONS = 12
+DECISIONS = 50
 """Decisions for each drawn set of models."""
 
 
@@ -170,8 +170,8 @@ FLOORS = {
     **{f"BlockRules: {kind}": 40 for kind in (*KINDS, "BlockGrowth", "short")},
     **{f"SlackBlocks: {kind}": 25 for kind in KINDS},
     "SlackBlocks: all wait": 5,
-    "BlockRules": 1500,
-    "SlackBlocks": 1000,
+    "BlockRules": 3000,
+    "SlackBlocks": 2000,
 }
 """How many decisions must be cases of each kind."""
 PRODUCT = (block_model, jobs, price_plans, published, slack_blocks)
@@ -199,8 +199,8 @@ def test_many_decisions_of_all_kinds_are_the_same_and_reach_every_line() -> None
     counts: Counter[str] = Counter()
     before = sys.gettrace()
     try:
-        for seed in range(240):
-            sys.settrace(trace if seed < 80 else before)
+        for seed in range(120):
+            sys.settrace(trace if seed < 60 else before)
             play(seed, counts)
     finally:
         sys.settrace(before)

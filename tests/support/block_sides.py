@@ -91,28 +91,35 @@ def even(units: int, cores: int, ns: int = 600) -> Spans:
     return spans_of([[[[ns // count] * units for count in range(1, cores + 1)]]], [[[0] * units] * cores])
 
 
+def nothing(units: int, cores: int, levels: int) -> Spans:
+    """Units that take no time and move no bytes in any version: all costs are equal."""
+    row = [[0] * units] * cores
+    return spans_of([[row] * levels] * levels, [row] * levels)
+
+
 def drawn_side(rng: Random) -> Side:
     """A few models; sometimes one of units that take no time, or models measured on fewer lanes than there are."""
     total = rng.choice([1, 2, 4, 12])
     cores = total if rng.random() < 0.8 else max(1, total // 2)
     models = [random_spans(rng, rng.randint(1, 7), cores, rng.choice([1, 3])) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.2:
-        models.append(even(rng.randint(2, 5), cores, 0))
+        models.append(nothing(rng.randint(2, 5), cores, rng.choice([1, 3])))
     return Side(models, total)
 
 
 def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[Job | RunningBlock], int]:
-    """Jobs in all states, and how many lanes they leave free."""
+    """Jobs in all states, and how many lanes they leave free. Sometimes most are paused beside small growing blocks."""
     jobs: list[Job | RunningBlock] = []
-    free = side.total
+    free, is_paused = side.total, rng.random() < 0.3
+    kinds = ["grows", "paused", "paused"] if is_paused else ["waits", "waits", "paused", "grows", "runs"]
     for first in range(rng.randint(1, 7)):
         model = rng.randrange(len(side.models))
         units, levels = side.models[model].units, side.models[model].levels
         arrival, slo = now - rng.randint(0, 3000), rng.randint(500, 20_000)
-        kind, unit = rng.choice(["waits", "waits", "paused", "grows", "runs"]), rng.randrange(units)
+        kind, unit = rng.choice(kinds), rng.randrange(units)
         rank = rng.choice([1, LOW, LOW])
         if kind in ("grows", "runs") and free > 0:
-            cores, end = rng.randint(1, free), rng.randint(unit + 1, units)
+            cores, end = rng.randint(1, min(free, 2) if is_paused else free), rng.randint(unit + 1, units)
             wanted = min(cores + rng.randint(1, 4), side.total) if kind == "grows" and end - unit > 1 else 0
             since = now - rng.randint(0, 500)
             due = since + rng.randint(1, 2000)
@@ -120,7 +127,7 @@ def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[Job | RunningBlo
             jobs.append(side.runs(first, model, arrival + slo, unit, end, cores, since, due, **more))
             free -= cores
         elif kind == "paused" and unit:
-            own = rng.choice([0, min(free, 3), rng.randint(0, free)])
+            own = rng.choice([0, free, rng.randint(0, free)])
             jobs.append(side.paused(first, model, arrival, arrival + slo, unit, own, rank))
         else:
             jobs.append(side.waits(first, model, arrival, arrival + slo, rank))
