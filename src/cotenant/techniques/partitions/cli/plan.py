@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cotenant.techniques.partitions.plan.advice import Remedy
     from cotenant.techniques.partitions.plan.file import PlanFile, Request
     from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts
-    from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
+    from cotenant.techniques.partitions.plan.types import Infeasible, Planner
 
 EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
@@ -98,6 +98,45 @@ class CostOptions:
     quantile: Annotated[str, typer.Option(help="Of measured latency, that the plan rests on.")] = "p95"
     stale: Stale = False
 
+    def tables(self) -> dict[str, ProfileCosts]:
+        """Costs by name of device type. Raises as `tables_of`."""
+        return tables_of(self.profiles or (), self.quantile)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """Record of the options that say who plans, and for which rates."""
+
+    planner: Annotated[
+        str, typer.Option(help=f"Who plans: {', '.join((*_PLANNERS, 'or one that a package adds'))}.")
+    ] = _PLANNERS[0]
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=10, callback=a_number, help="Share added to every rate.", show_default=f"{DEFAULT_HEADROOM}"
+        ),
+    ] = None
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
+    ] = False
+    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False
+
+    @property
+    def share(self) -> float:
+        """What is added to every rate, as a share of it."""
+        return self.headroom if self.headroom is not None else 0.0 if self.poisson else DEFAULT_HEADROOM
+
+    def planners(self) -> tuple[Planner, Planner]:
+        """The planner, and the same with less effort, for the many plans of a search. Raises PlanError."""
+        from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
+
+        if self.planner == "ours" and find_spec("ortools") is None:
+            text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
+            typer.echo(f"cotenant: planner {self.planner}: {text}", err=True)
+        made = make_planner(self.planner, self.share), make_planner(self.planner, self.share, _SEARCH_EFFORT)
+        return (ForBursts(made[0]), ForBursts(made[1])) if self.poisson else made
+
 
 @with_records
 def plan(
@@ -110,20 +149,7 @@ def plan(
         str | None,
         typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
     ] = None,
-    planner: Annotated[
-        str, typer.Option(help=f"Who plans: {', '.join((*_PLANNERS, 'or one that a package adds'))}.")
-    ] = _PLANNERS[0],
-    headroom: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=10, callback=a_number, help="Share added to every rate.", show_default=f"{DEFAULT_HEADROOM}"
-        ),
-    ] = None,
-    poisson: Annotated[
-        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
-    ] = False,
-    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
+    planning: PlannerOptions,
     check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
     output: PlanOutput,
     moved: MovedOptions,
@@ -138,37 +164,29 @@ def plan(
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
     if (tenants is None) == (check is None):
         raise typer.BadParameter("expected a file of tenants, or --check PLAN", param_hint="TENANTS")
-    if poisson and headroom is not None:
+    if planning.poisson and planning.headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
-        if devices or output.out or running or poisson or headroom is not None:
+        if devices or output.out or planning.running or planning.poisson or planning.headroom is not None:
             text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
         _check(check, costs, output)
         return
     assert tenants is not None
-    from cotenant.techniques.partitions.plan.file import read_plan, read_request
-    from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
+    from cotenant.techniques.partitions.plan.file import read_request
 
-    tables = tables_of(costs.profiles, costs.quantile)
-    share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
-    if planner == "ours" and find_spec("ortools") is None:
-        text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
-        typer.echo(f"cotenant: planner {planner}: {text}", err=True)
-    made_by, searching = make_planner(planner, share), make_planner(planner, share, _SEARCH_EFFORT)
-    if poisson:
-        made_by, searching = ForBursts(made_by), ForBursts(searching)
+    tables = costs.tables()
+    planners = planning.planners()
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
     request = with_devices(read_request(tenants, known, applications), devices)
     basis = basis_for(tables, request, stale=costs.stale)
     request = replace(request, devices=basis.devices)
-    before = read_plan(running).plan if running else None
-    file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=output.as_json)
+    file, answers = _planned(planners, planning, request, basis, as_json=output.as_json)
     contents = {TENANTS: file, **_kept(_roots(tables), {load.model for load in request.loads})}
     if output.out is not None:
         write_whole(output.out, sections_text(contents).encode())
-    answers["poisson"] = poisson
+    answers["poisson"] = planning.poisson
     _show(contents, basis, answers, output)
 
 
@@ -183,28 +201,22 @@ def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
 
 
 def _planned(
-    planner: Planner,
-    searching: Planner,
-    request: Request,
-    basis: CostBasis,
-    headroom: float,
-    running: Plan | None,
-    *,
-    quick: bool,
-    as_json: bool,
+    planners: tuple[Planner, Planner], planning: PlannerOptions, request: Request, basis: CostBasis, *, as_json: bool
 ) -> tuple[PlanFile, dict[str, Any]]:
     """A plan that was checked, and what else was found by planning; ends the command where there is none.
 
-    `searching` is the same planner with less effort, for the many plans of a search.
+    `planners` are those of `PlannerOptions.planners`.
     """
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
     from cotenant.techniques.partitions.plan.assess import violations
-    from cotenant.techniques.partitions.plan.file import PlanFile
+    from cotenant.techniques.partitions.plan.file import PlanFile, read_plan
     from cotenant.techniques.partitions.plan.planners import is_blind
     from cotenant.techniques.partitions.plan.scaling import least_devices
     from cotenant.techniques.partitions.plan.types import Infeasible
 
+    planner, searching = planners
+    running = read_plan(planning.running).plan if planning.running else None
     advisor = Advisor(searching, request, basis.costs)
     loads = all_loads(request, request.devices, basis.costs)
     with make_console(stderr=True).status("planning") as status:
@@ -213,7 +225,7 @@ def _planned(
             status.update("searching what would mend it")
             _show_infeasible(found, advisor.remedies(found), basis, planner.name, as_json=as_json)
             raise typer.Exit(EXIT_INFEASIBLE)
-        wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
+        wrong = violations(found, loads, request.devices, basis.costs, planning.share, request.applications)
         if wrong:
             blind = (
                 "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
@@ -222,8 +234,8 @@ def _planned(
         status.update("searching the least number of devices")
         least = least_devices(planner, loads, request.devices, basis.costs, found)
         status.update("searching how far rates may grow")
-        growth = None if quick else advisor.growth()
-    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint)
+        growth = None if planning.quick else advisor.growth()
+    file = PlanFile(replace(request, loads=loads), found, planning.share, basis.fingerprint)
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
@@ -233,10 +245,10 @@ def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
 
     contents = read_sections(path)
     if TENANTS not in contents:
-        _check_others(path, contents, [Path(text) for text in costs.profiles or ()], costs, output)
+        _check_others(path, contents, costs, output)
         return
     file: PlanFile = contents[TENANTS]
-    tables = tables_of(costs.profiles or (), costs.quantile)
+    tables = costs.tables()
     basis = basis_for(tables, file.request, stale=costs.stale)
     request = replace(file.request, devices=basis.devices)
     contents[TENANTS] = file = replace(file, request=request)
@@ -256,10 +268,9 @@ def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
     _show(contents, basis, facts, output)
 
 
-def _check_others(
-    path: Path, contents: Mapping[str, Any], roots: Sequence[Path], costs: CostOptions, output: PlanOutput
-) -> None:
+def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, output: PlanOutput) -> None:
     """The same of a plan file without tenants."""
+    roots = [Path(text) for text in costs.profiles or ()]
     faults, old = _check_sections(contents, roots, stale=costs.stale)
     if output.as_json:
         print_json({"holds": not faults, "violations": faults, "stale": old, "plan_file": str(path)})
