@@ -46,6 +46,7 @@ from rich.table import Table
 from bench._house_map import (
     base_to_technique,
     between_techniques,
+    circles,
     members_of,
     options_of,
     packages_of,
@@ -108,7 +109,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         for path in sorted(PACKAGE.rglob("*.py"))
     }
     trees = {name: ast.parse(text) for name, text in sources.items()}
-    circles = circles_of({name: set(imports_of(name, tree)) for name, tree in trees.items()})
+    around = circles_of({name: set(imports_of(name, tree)) for name, tree in trees.items()})
     classes = twice(
         node.name
         for tree in trees.values()
@@ -140,7 +141,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         "wide_functions": len(wide),
         "largest_command_options": max(map(len, options.values())),
         "see_docstrings": references(known),
-        "package_circles": len(circles),
+        "package_circles": len(around),
         "class_names_with_two_homes": len(classes),
         "file_names_with_two_homes": len(files),
         "config_keys": keys_of(ServerConfig) + keys_of(ModelConfig),
@@ -153,7 +154,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         *({"metric": "packages_per_paper", "name": " ".join(found)} for found in smeared.values()),
         *({"metric": "wide_functions", "name": name, "parameters": count} for name, count in wide.items()),
         *({"metric": "largest_command_options", "name": name, "options": found} for name, found in options.items()),
-        *({"metric": "package_circles", "name": " ".join(circle)} for circle in circles),
+        *({"metric": "package_circles", "name": " ".join(circle)} for circle in around),
         *({"metric": "class_names_with_two_homes", "name": name, "homes": homes} for name, homes in classes.items()),
         *({"metric": "file_names_with_two_homes", "name": name, "homes": homes} for name, homes in files.items()),
         *({"metric": "modules_of_a_query", "name": name} for name in modules),
