@@ -1,7 +1,7 @@
 """Models of a repository made to run by a technique, whether or not that pays: kernels, a placement, chunks.
 
-What `cotenant compile` and `cotenant plan` find is left aside where onnxruntime is faster without it. Here answers are
-asked for, not speed: every unit runs on kernels that can, and plans are followed.
+What `cotenant compile`, `place` and `co-schedule` find is left aside where onnxruntime is faster without it. Here
+answers are asked for, not speed: every unit runs on kernels that can, and plans are followed.
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ LINES: tuple[tuple[int, str], ...] = (
     (1, "serve models --host 192.0.2.1 --plan plan.toml --http-port 0"),
     (1, "profile nowhere --budget 0.01"),
     (1, "compile nowhere --candidates 1"),
-    (1, "plan nowhere --placement add --budget-s 0.1"),
-    (1, "plan nowhere --together add,two --batch add=2"),
+    (1, "place nowhere add --budget-s 0.1"),
+    (1, "co-schedule nowhere add two --batch add=2"),
     (1, "demo --seconds nan --dir demo"),
 )
 """Weights, and commands that end by themselves: those that measure, build or serve get something that they refuse."""
-REFUSED = ("load", "cluster", "serve", "profile", "compile", "demo", "plan nowhere")
+REFUSED = ("load", "cluster", "serve", "profile", "compile", "demo", "place", "co-schedule")
 """Lines that begin so cannot end well."""
 ODD = (
     *("", " ", "nan", "inf", "-inf", "-1", "0", "1e30", "1e-300", "9" * 5000, "1" * 19, "\u0661\u0662", "0x10", "1_0"),

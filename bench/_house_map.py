@@ -1,4 +1,4 @@
-"""Imports between modules, and how wide interfaces are: what `house` counts in syntax trees. Pure.
+"""Imports between modules, and how wide interfaces are: what `house` counts in syntax trees and commands. Pure.
 
 The base is all of `cotenant` but `cotenant.techniques` and `cotenant.cluster`, which counts as a technique.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -16,6 +17,16 @@ Trees = Mapping[str, ast.Module]
 """Modules by full name; packages without `.__init__`."""
 REGISTRY = "cotenant.registry"
 MANY_PARAMETERS, MANY_OPTIONS = 12, 12
+COMMON_OPTIONS = {
+    "--json": "every command that prints a result",
+    "--set": "commands that read cotenant.toml: one of its keys",
+    "--lanes": "the same: how the device is divided",
+    "--cores": "commands that run a server, or simulate one: its device",
+    "--device-number": "the same: which device of a plan",
+    "--stale": "commands that read a profile",
+    "--fresh": "commands that measure",
+}
+"""Options that mean the same in every command that has them, and in which. The size of a command leaves them out."""
 
 
 def technique_of(name: str) -> str:
@@ -111,6 +122,14 @@ def wide_functions(trees: Trees) -> Iterator[tuple[str, int]]:
                 count = len([*args.posonlyargs, *args.args, *args.kwonlyargs])
                 if count >= MANY_PARAMETERS:
                     yield f"{name}:{node.name}", count
+
+
+def options_of(command: Any, name: str = "cotenant") -> Iterator[tuple[str, list[str]]]:
+    """Every command of a command of click, by its words, with its own options: common and hidden ones left out."""
+    for word, each in getattr(command, "commands", {}).items():
+        yield from options_of(each, f"{name} {word}")
+    found = [max(each.opts, key=len) for each in command.params if each.param_type_name == "option" and not each.hidden]
+    yield name, [each for each in found if each not in COMMON_OPTIONS]
 
 
 def members_of(tree: ast.Module, kind: str) -> int:

@@ -9,7 +9,8 @@ The base and the techniques, from `bench/_house_map.py`: `base_to_technique`, im
 techniques by the base outside `registry.py`; `undeclared_technique_imports`, pairs of techniques of which one imports
 the other without saying so in its README; `circles_with_types`, groups of modules that import each other at module
 level; `packages_per_paper`, the most packages over which what one technique alone uses is spread;
-`src_lines_moved_or_deleted`, lines in techniques and lines fewer since the move began.
+`src_lines_moved_or_deleted`, lines in techniques and lines fewer since the move began. `largest_command_options`: the
+most options that one command has of its own, beyond `COMMON_OPTIONS`.
 
 Run: `modules_of_a_query`, how many modules of the package have code that runs for one HTTP query, in the server and in
 the worker process of its model together, with the default settings and after warm-up. A profile function that every
@@ -38,6 +39,7 @@ from typing import get_args
 
 import msgspec
 import numpy as np
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +48,7 @@ from bench._house_map import (
     between_techniques,
     circles,
     members_of,
+    options_of,
     packages_of,
     references,
     strong_groups,
@@ -55,6 +58,7 @@ from bench._house_map import (
 from bench._mutants import AREAS, Verdict, killed_pct, run_sample, sample
 from bench._registry import FOLDER, BenchError
 from bench._server import serving, tiny_repository
+from cotenant.cli.app import app
 from cotenant.config import ModelConfig, ServerConfig
 from cotenant.wire.client import infer_once
 
@@ -122,6 +126,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     )
     left = base_to_technique(known)
     wide = dict(wide_functions(known))
+    options = dict(options_of(typer.main.get_command(app)))
     in_techniques = sum(count for name, count in lines.items() if technique_of(name))
     summary: dict[str, float] = {
         "src_lines": sum(lines.values()),
@@ -134,6 +139,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         "policy_members": members_of(known["cotenant.core.snapshot"], "Policy"),
         "launch_fields": members_of(known["cotenant.core.actions"], "Launch"),
         "wide_functions": len(wide),
+        "largest_command_options": max(map(len, options.values())),
         "see_docstrings": references(known),
         "package_circles": len(around),
         "class_names_with_two_homes": len(classes),
@@ -147,6 +153,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         *({"metric": "circles_with_types", "name": " ".join(circle)} for circle in circles(known)),
         *({"metric": "packages_per_paper", "name": " ".join(found)} for found in smeared.values()),
         *({"metric": "wide_functions", "name": name, "parameters": count} for name, count in wide.items()),
+        *({"metric": "largest_command_options", "name": name, "options": found} for name, found in options.items()),
         *({"metric": "package_circles", "name": " ".join(circle)} for circle in around),
         *({"metric": "class_names_with_two_homes", "name": name, "homes": homes} for name, homes in classes.items()),
         *({"metric": "file_names_with_two_homes", "name": name, "homes": homes} for name, homes in files.items()),

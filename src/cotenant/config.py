@@ -57,7 +57,7 @@ class ModelSection(_Section, frozen=True):
     the device has it, "fp16" or "bf16" with products, and what they give, in that type. `channels_last` lays pictures
     out so for its convolutions; left out, it does in "fp16" and "bf16".
 
-    `placement` "auto" runs launches on several cores by what `cotenant plan --placement` found, where that is faster.
+    `placement` "auto" runs launches on several cores by what `cotenant place` found, where that is faster.
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1

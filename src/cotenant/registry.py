@@ -57,8 +57,6 @@ RUN_STRATEGIES = "cotenant.run_strategies"
 order of `BUILT_IN`, then by those of other packages."""
 PLAN_SECTIONS = "cotenant.plan_sections"
 """Socket: a subclass of `plan_file.FileSection` by the name of the section."""
-PLAN_COMMANDS = "cotenant.plan_commands"
-"""Socket: a function of `cli.plan.PlanOptions`, by the name of the section of plan files that it makes."""
 PLANNERS = "cotenant.planners"
 """Socket: a function that makes a planner of tenants from a headroom and an effort, by the name of the planner."""
 
@@ -89,17 +87,15 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
+        "plan": f"{_PARTITIONS}.cli.plan:plan",
+        "place": f"{_PLACEMENT}.cli:place",
+        "co-schedule": f"{_GRANULARITY}.cli:co_schedule",
         "cluster": f"{_CLUSTER}.cli:cluster",
     },
     PLAN_SECTIONS: {
         "tenants": f"{_PARTITIONS}.plan.file:TenantsSection",
         "placement": f"{_PLACEMENT}.plan_section:PlacementSection",
         "together": f"{_GRANULARITY}.plan_section:TogetherSection",
-    },
-    PLAN_COMMANDS: {
-        "tenants": f"{_PARTITIONS}.cli.plan:plan_tenants",
-        "placement": f"{_PLACEMENT}.cli:plan_placement",
-        "together": f"{_GRANULARITY}.cli:plan_together",
     },
     PLANNERS: {
         "ours": f"{_PARTITIONS}.plan.planners:ours",

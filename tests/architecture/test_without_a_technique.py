@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.house import TECHNIQUES
-from cotenant.registry import BUILT_IN
+from cotenant.cli.app import OWN
+from cotenant.registry import BUILT_IN, COMMANDS, NEEDS
 from repositories import write_good
 
 SECONDS = 100
@@ -30,6 +31,10 @@ import cotenant
 from cotenant import registry
 find_spec = registry.find_spec
 registry.find_spec = lambda name: None if name == hidden else find_spec(name)
+
+import typer
+from cotenant.cli.app import app
+print("commands:", *typer.main.get_command(app).commands)
 
 for found in pkgutil.walk_packages(cotenant.__path__, "cotenant."):
     if not found.name.startswith(("cotenant.techniques", "cotenant.cluster", "cotenant.__main__")):
@@ -60,7 +65,13 @@ server.stop()
 def test_a_model_is_profiled_and_served_without(technique: str, tmp_path: Path) -> None:
     hidden = "cotenant.cluster" if technique == "cluster" else f"cotenant.techniques.{technique}"
     assert any(found.startswith(f"{hidden}.") for socket in BUILT_IN.values() for found in socket.values())
+    absent = {hidden, *(name for name, needed in NEEDS.items() if hidden in needed)}
+    absent |= {name for name, needed in NEEDS.items() if absent & set(needed)}
     code = CODE.format(hidden=hidden, root=str(write_good(tmp_path / "models", "two")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "(1, 8)" in done.stdout
+    commands, shape = done.stdout.splitlines()
+    assert shape == "(1, 8)"
+    left = {name for name, found in BUILT_IN[COMMANDS].items() if not found.startswith(tuple(absent))}
+    assert commands.split()[0] == "commands:"
+    assert set(commands.split()[1:]) == left | set(OWN)

@@ -11,7 +11,7 @@ import pytest
 from bench import _campaign
 from bench._data import DATA
 from bench.papers import veltair
-from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play, granularity, overhead, qps
+from bench.papers.veltair import _bound, _capacity, _flat, _flat_slack, _jit, _loop, _play, granularity, overhead, qps
 from bench.papers.veltair._capacity import Effort
 from bench.papers.veltair._models import CLASSES, read_models
 from bench.papers.veltair._worlds import Drawn
@@ -24,9 +24,7 @@ DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled."""
-    rules = "cotenant.techniques.layer_blocks.policy."
-    names = (_loop.__name__, rules + "rules", rules + "rules_slack")
-    modules = tuple(_jit.loaded(name, compiled=False) for name in names)
+    modules = tuple(_jit.loaded(each.__name__, compiled=False) for each in (_loop, _flat, _flat_slack))
     monkeypatch.setattr(_play, "compiled", lambda: modules)
     monkeypatch.setattr(_capacity, "_compiled_bound", lambda: _bound)
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from bench._data import DATA
 from bench._registry import BenchError
-from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play
+from bench.papers.veltair import _bound, _capacity, _flat, _flat_slack, _jit, _loop, _play
 from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._models import Model, efficiency_of, of_class, rates_of, read_models, ssd_layers
 from bench.papers.veltair._play import LANES, Stage, arrivals
@@ -29,9 +29,7 @@ DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything runs as it stands: nothing is compiled."""
-    rules = "cotenant.techniques.layer_blocks.policy."
-    names = (_loop.__name__, rules + "rules", rules + "rules_slack")
-    plain = tuple(_jit.loaded(name, compiled=False) for name in names)
+    plain = tuple(_jit.loaded(each.__name__, compiled=False) for each in (_loop, _flat, _flat_slack))
     monkeypatch.setattr(_play, "compiled", lambda: plain)
     monkeypatch.setattr(_capacity, "_compiled_bound", lambda: _bound)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -71,47 +70,3 @@ def test_a_served_application_leaves_a_trace_that_is_explained_and_replays(tmp_p
     assert [event["name"] for event in spans] == [f"answered #{number}"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert "applications" in names
-
-
-TENANTS = """
-[[device]]
-name = "cpu"
-cores = 1
-
-[[application]]
-name = "chain"
-rate = 2
-"""
-
-
-def test_an_application_is_planned_and_served_by_its_plan(tmp_path: Path, run: Run) -> None:
-    root = write_models(tmp_path / "models", "twice", "thrice")
-    write_application(root, "chain", CHAIN)
-    (tmp_path / "tenants.toml").write_text(TENANTS)
-    plan = tmp_path / "plan.toml"
-    done, _, err = run("profile", root, "--budget", "0.05")
-    assert done == 0, err
-    done, _, err = run("plan", tmp_path / "tenants.toml", "--profiles", root, "--quick", "-o", plan)
-    assert done == 0, err
-    with serving(root, "--plan", str(plan), "--cores", "0") as process:
-        for seed in range(3):
-            outputs = infer_once(process.url, "chain", {"x": x_of(seed)})
-            np.testing.assert_allclose(outputs["y"], chain(x_of(seed))[0], rtol=1e-5)
-        with urllib.request.urlopen(f"{process.url}/v2/cotenant/plan", timeout=WAIT_S) as answer:
-            status = json.load(answer)
-        assert process.end(signal.SIGTERM) == 0
-        assert not [entry for entry in process.logs if "not served here" in entry["message"]]
-    slots = [slot["tenant"] for part in status["plan"]["partitions"] for slot in part["slots"]]
-    assert sorted(slots) == ["thrice", "twice"]
-    assert status["attainment"]["chain"] == 1.0
-    shares = {each["name"]: each["slo_ms"] for each in tomllib.loads(plan.read_text())["tenant"]}
-    records = list(read(trace_path(root))[1])
-    whole = next(record.event for record in records if record.kind == "ApplicationArrived")
-    first = next(record.event["query"] for record in records if record.kind == "QueryArrived")
-    assert first["deadline_ns"] - whole["arrival_ns"] == round(shares["chain.first"] * 1e6)
-    workload = tmp_path / "workload.toml"
-    workload.write_text('duration_s = 2.0\n[[tenant]]\nmodel = "chain"\nrate = 5.0\n')
-    done, out, err = run("simulate", workload, root, "--plan", plan, "--cores", "0", "--json")
-    assert done == 0, err
-    [simulated] = json.loads(out)["runs"]
-    assert simulated["tenants"]["chain"]["attainment"] == 1.0

@@ -1,5 +1,4 @@
-"""Guaranteed rates above the machine: an error of `cotenant models` and `cotenant plan`, and a line and a figure of a
-server."""
+"""Guaranteed rates above the machine: an error of `cotenant models`, and a line and a figure of a server."""
 
 from __future__ import annotations
 
@@ -26,18 +25,6 @@ from cotenant.work import Machine
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from repositories import write_good
 from scenario import CORES, MS, TWO_LANES, tables
-
-PLAN = """
-[[device]]
-name = "cpu"
-kind = "cpu"
-cores = 1
-
-[[tenant]]
-name = "add_sub"
-rate = 1.0
-slo_ms = 1000.0
-"""
 
 
 class Idle:
@@ -67,19 +54,12 @@ def with_rate(root: Path, folder: Path, rate: float) -> Path:
 
 
 @pytest.mark.parametrize(("rate", "fits"), [(0.001, True), (1e9, False)])
-def test_commands_call_rates_above_the_lanes_an_error(
-    run: Run, root: Path, tmp_path: Path, rate: float, fits: bool
-) -> None:
+def test_rates_above_the_lanes_are_an_error(run: Run, root: Path, tmp_path: Path, rate: float, fits: bool) -> None:
     made = with_rate(root, tmp_path, rate)
     status, out, _ = run("models", made, "--json")
     assert (status, json.loads(out)["rates_error"] == "") == (0 if fits else 1, fits)
     status, out, _ = run("models", made)
     assert ("the guaranteed rates (tenant.rate) take" in out) is not fits
-    plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN, encoding="utf-8")
-    status, out, err = run("plan", plan, "--profiles", made, "--quick")
-    assert (status == 0) is fits, out + err
-    assert ("the guaranteed rates (tenant.rate) take" in err) is not fits, err
 
 
 def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixture) -> None:

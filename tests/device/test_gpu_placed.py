@@ -164,7 +164,7 @@ def test_the_command_places_it_and_checks_the_plan(
     profile = load_tasks(tasks_path(root))
     save_tasks(tasks_path(root), msgspec.structs.replace(profile, models={"wide": {SHARE.size: made}}))
     plan = tmp_path / "plan.toml"
-    status, out, err = run("plan", root, "--placement", "wide", "--budget-s", "0.5", "-o", plan)
+    status, out, err = run("place", root, "wide", "--budget-s", "0.5", "-o", plan)
     assert status == 0, err
     assert "cuda:0 │" in out
     assert "cpu:1 " in out

@@ -2,115 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
 
 from block_models import random_spans, spans_of
 from cotenant.core.predictor import Spans
-from cotenant.techniques.layer_blocks.policy.rules import (
-    ACTS,
-    CORES,
-    DEADLINE,
-    DROP,
-    DUE,
-    END,
-    FIELDS,
-    FIXED,
-    GONE,
-    GROW,
-    MODEL,
-    PAUSED,
-    RUNS,
-    SINCE,
-    START,
-    STATE,
-    UNIT,
-    VERSION,
-    WAITS,
-    WANTED,
-    fill_averages,
-    fill_tight,
+from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
+from cotenant.techniques.layer_blocks.policy.jobs import (
+    BlockSnapshot,
+    BlockStart,
+    Change,
+    Job,
+    JobDrop,
+    RunningBlock,
 )
-from cotenant.techniques.layer_blocks.policy.rules_blocks import decide_blocks
-from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack, fill_plans
-from cotenant.techniques.layer_blocks.policy.tables import PRICES, choices_of
+from cotenant.techniques.layer_blocks.policy.price_plans import choices_of
+from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, BlockRules
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.types import Tenant
+from cotenant.work import Share
 
 LOW = 1 << 16
+QUANTUM_NS = 800
+SWITCH_NS, BYTE_COST = 50.0, 0.5
+BANDWIDTH = 20.0
+Rules = BlockRules | SlackBlocks
+"""What decides."""
+
+
+def model_of(spans: Spans, slo: int = 10_000) -> BlockModel:
+    """A model without tables."""
+    return BlockModel(Tenant("a", slo, cuts=tuple(range(spans.units + 1))), 0, 1, spans)
+
+
+def slack_rules(cores: int, narrow: float = 0.5, patience: float | None = 1.3, target: float = 0.9) -> SlackBlocks:
+    """Options by which drawn models have something to decide."""
+    lanes = tuple(Share((core,)) for core in range(cores))
+    return SlackBlocks(lanes, target=target, narrow=narrow, patience=patience, memory=0.5)
 
 
 class Side:
-    """Models and what the rules look up of them."""
+    """Models with the tables of all rules."""
 
     def __init__(self, models: list[Spans], total: int, target: float = 0.9, slo: int = 10_000) -> None:
-        self.models, self.total, self.target = models, total, target
-        self.dims = [each for spans in models for each in spans[:4]]
-        self.spans, self.moved = [spans.ns for spans in models], [spans.moved for spans in models]
-        self.tight, self.averages, self.plans = [], [], ([], [], [], [], [])
-        for model, spans in enumerate(models):
-            tight, averages = [0.0] * (spans.levels * spans.cores * spans.units), [0] * spans.levels
-            fill_tight(self.dims, spans.ns, model, True, total, tight)
-            fill_averages(self.dims, spans.ns, model, True, total, target * slo, averages)
-            self.tight.append(tight)
-            self.averages.append(averages)
-            choices, rows = choices_of(total), spans.levels * len(PRICES)
-            scratch = [[0.0] * len(choices), *([0] * len(choices) for _ in range(3))]
-            sizes = (rows * spans.units, rows * spans.units, rows * (spans.units + 1), rows * (spans.units + 1))
-            made = [[0] * size for size in (*sizes, spans.levels)]
-            fill_plans(
-                *(self.dims, spans.ns, spans.moved, model, PRICES, 50.0, 0.5, choices, target * slo),
-                *(*scratch, *made),
-            )
-            for kept, each in zip(self.plans, made, strict=True):
-                kept.append(each)
+        self.total, self.target, self.slo = total, target, slo
+        self.models = [model_of(spans, slo) for spans in models]
+        for model in self.models:
+            model.add_pivots(True, target * slo)
+            model.add_plans(choices_of(model.cores), BYTE_COST, target * slo, SWITCH_NS)
 
-    def blocks(
-        self, grain: int, jobs: list[int], now: int, free: int, by_slack: bool = False, **options: bool
-    ) -> list[list[int]]:
-        rows = len(jobs) // FIELDS
-        out = [0] * (ACTS * rows)
-        flags = (
-            options.get("capped", False),
-            self.target,
-            options.get("replans", True),
-            True,
-            options.get("drops", False),
-        )
-        count = decide_blocks(
-            *(grain, by_slack, *flags, now, free, self.total, 20.0, 0.0),
-            *(self.dims, self.spans, self.moved, self.tight, self.averages, jobs, rows, out),
-        )
-        return [out[at : at + ACTS] for at in range(0, count * ACTS, ACTS)]
+    def sees(self, jobs: list[Job | RunningBlock], now: int, free: int, drops: bool = False) -> BlockSnapshot:
+        """Jobs in the order of their numbers."""
+        ready = [each for each in jobs if isinstance(each, Job)]
+        running = [each for each in jobs if isinstance(each, RunningBlock)]
+        return BlockSnapshot(now, free, self.total, BANDWIDTH, 0.0, drops, ready, running)
 
-    def slack(
-        self,
-        jobs: list[int],
-        now: int,
-        free: int,
-        drops: bool = False,
-        knobs: tuple[float, ...] = (0.9, 800, 0.5, 1.3, 0.5),
-    ) -> list[list[int]]:
-        rows = len(jobs) // FIELDS
-        out = [0] * (ACTS * rows)
-        count = decide_slack(
-            *(knobs, drops, now, free, self.total, 20.0, 0.0, len(PRICES)),
-            *(self.dims, self.spans, self.moved, *self.plans, jobs, rows, out),
-        )
-        return [out[at : at + ACTS] for at in range(0, count * ACTS, ACTS)]
+    def decide(self, rules: Rules, blocks: BlockSnapshot, quantum: float = QUANTUM_NS) -> list[Change]:
+        """One decision on a copy."""
+        own = replace(blocks)
+        return rules.changes(own) if isinstance(rules, BlockRules) else rules.within(quantum, own)
 
-    def presses(self, job: list[int], now: int, patience: float) -> bool:
-        """Whether a job has begun and must go on: by definition, on every unit by itself."""
-        spans, units = self.models[job[MODEL]], range(job[UNIT], self.models[job[MODEL]].units)
-        base = (self.total - 1) * (spans.units + 1)
-        alone = sum(spans.ns[base + unit + 1] - spans.ns[base + unit] for unit in units)
-        return job[STATE] == PAUSED and job[DEADLINE] - now <= patience * alone
+    def rules(self, grain: int = ALGORITHM_2, **options: bool) -> BlockRules:
+        """Rules of `layer_block` that plan for the target of the tables."""
+        return BlockRules(self.target, options.pop("replans", True), True, grain, **options)
 
+    def waits(self, first: int, model: int, arrival: int, deadline: int, rank: int = LOW) -> Job:
+        return Job(first, self.models[model], False, arrival, deadline, rank)
 
-def row(model: int, state: int, arrival: int, deadline: int, unit: int = 0, cores: int = 0, **more: int) -> list[int]:
-    return [
-        *(model, state, arrival, deadline, unit, more.get("end", 0), cores, more.get("wanted", 0)),
-        *(more.get("version", 0), more.get("since", 0), more.get("due", 0), more.get("rank", LOW)),
-    ]
+    def paused(
+        self, first: int, model: int, arrival: int, deadline: int, unit: int, cores: int = 0, rank: int = LOW
+    ) -> Job:
+        return Job(first, self.models[model], True, arrival, deadline, rank, unit, cores)
+
+    def runs(
+        self, first: int, model: int, deadline: int, unit: int, end: int, cores: int, since: int, due: int, **more: int
+    ) -> RunningBlock:
+        """One that began with too few lanes if `wanted` is more than these, and then can grow unless told otherwise."""
+        wanted = more.get("wanted", 0)
+        grows = bool(more.get("grows", wanted > 0 and end - unit > 1))
+        place = self.models[model], first, unit, end, more.get("version", 0), cores, wanted, grows
+        return RunningBlock(first, *place, since, due, deadline)
 
 
 def even(units: int, cores: int, ns: int = 600) -> Spans:
@@ -118,66 +91,102 @@ def even(units: int, cores: int, ns: int = 600) -> Spans:
     return spans_of([[[[ns // count] * units for count in range(1, cores + 1)]]], [[[0] * units] * cores])
 
 
-@st.composite
-def floors(draw: st.DrawFn) -> tuple[Side, list[int], int, int, int]:
-    """A side, rows of jobs, now, free cores and the seed."""
-    rng = Random(draw(st.integers(0, 10_000)))
+def nothing(units: int, cores: int, levels: int) -> Spans:
+    """Units that take no time and move no bytes in any version: all costs are equal."""
+    row = [[0] * units] * cores
+    return spans_of([[row] * levels] * levels, [row] * levels)
+
+
+def drawn_side(rng: Random) -> Side:
+    """A few models; sometimes one of units that take no time, or models measured on fewer lanes than there are."""
     total = rng.choice([1, 2, 4, 12])
-    models = [random_spans(rng, rng.randint(1, 7), total, rng.choice([1, 3])) for _ in range(rng.randint(1, 3))]
-    jobs: list[int] = []
-    free, now = total, 5000
-    for _ in range(rng.randint(1, 7)):
-        model = rng.randrange(len(models))
-        units, levels = models[model].units, models[model].levels
+    cores = total if rng.random() < 0.8 else max(1, total // 2)
+    models = [random_spans(rng, rng.randint(1, 7), cores, rng.choice([1, 3])) for _ in range(rng.randint(1, 3))]
+    if rng.random() < 0.2:
+        models.append(nothing(rng.randint(2, 5), cores, rng.choice([1, 3])))
+    return Side(models, total)
+
+
+def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[Job | RunningBlock], int]:
+    """Jobs in all states, and how many lanes they leave free. Sometimes most are paused beside small growing blocks."""
+    jobs: list[Job | RunningBlock] = []
+    free, is_paused = side.total, rng.random() < 0.3
+    kinds = ["grows", "paused", "paused"] if is_paused else ["waits", "waits", "paused", "grows", "runs"]
+    for first in range(rng.randint(1, 7)):
+        model = rng.randrange(len(side.models))
+        units, levels = side.models[model].units, side.models[model].levels
         arrival, slo = now - rng.randint(0, 3000), rng.randint(500, 20_000)
-        kind, unit = rng.choice([WAITS, WAITS, PAUSED, RUNS, FIXED]), rng.randrange(units)
-        if kind >= RUNS and free > 0:
-            cores, end = rng.randint(1, free), rng.randint(unit + 1, units)
-            kind = kind if end - unit > 1 else FIXED
-            wanted = cores + rng.randint(1, 4) if kind == RUNS else 0
+        kind, unit = rng.choice(kinds), rng.randrange(units)
+        rank = rng.choice([1, LOW, LOW])
+        if kind in ("grows", "runs") and free > 0:
+            cores, end = rng.randint(1, min(free, 2) if is_paused else free), rng.randint(unit + 1, units)
+            wanted = min(cores + rng.randint(1, 4), side.total) if kind == "grows" and end - unit > 1 else 0
             since = now - rng.randint(0, 500)
-            free -= cores
             due = since + rng.randint(1, 2000)
-            version = rng.randrange(levels)
-            more = {"end": end, "wanted": min(wanted, total), "version": version, "since": since, "due": due}
-            jobs += row(model, kind, arrival, arrival + slo, unit, cores, **more)
-        elif kind == PAUSED and unit:
-            jobs += row(model, PAUSED, arrival, arrival + slo, unit, rng.choice([0, min(free, 3)]))
-        else:
-            jobs += row(model, WAITS, arrival, arrival + slo, rank=rng.choice([1, LOW, LOW]))
-    return Side(models, total), jobs, now, free, rng.randrange(1000)
-
-
-def hold(side: Side, before: list[int], jobs: list[int], made: list[list[int]], now: int, free: int) -> None:
-    """What every decision must be, and that the rows say the same as the changes."""
-    assert len({change[0] for change in made}) == len(made), "a job is changed once"
-    for number, act, end, version, cores, wanted, takes, _ in made:
-        at = FIELDS * number
-        old, new = before[at : at + FIELDS], jobs[at : at + FIELDS]
-        spans = side.models[new[MODEL]]
-        if act == DROP:
-            assert old[STATE] <= PAUSED
-            assert new[STATE] == GONE
-        elif act == START:
+            more = {"wanted": wanted, "version": rng.randrange(levels)}
+            jobs.append(side.runs(first, model, arrival + slo, unit, end, cores, since, due, **more))
             free -= cores
-            assert old[STATE] <= PAUSED
-            assert old[UNIT] == new[UNIT] < end <= spans.units
-            assert (new[END], new[VERSION], new[CORES], new[WANTED]) == (end, version, cores, wanted)
-            assert cores >= 1
-            assert wanted == 0 or wanted > cores
-            assert version < spans.versions
-            assert (new[SINCE], new[DUE]) == (now, now + takes)
-            assert new[STATE] == (RUNS if wanted and end - new[UNIT] > 1 else FIXED)
-            assert takes in [spans.block_ns(new[UNIT], end, version, at, cores) for at in range(spans.levels)]
+        elif kind == "paused" and unit:
+            own = rng.choice([0, free, rng.randint(0, free)])
+            jobs.append(side.paused(first, model, arrival, arrival + slo, unit, own, rank))
         else:
-            assert act == GROW
-            free -= cores - old[CORES]
-            assert old[STATE] == RUNS
-            assert old[CORES] < cores == new[CORES] <= old[WANTED]
-            assert new[STATE] == FIXED
-            assert new[DUE] <= old[DUE] or new[DUE] <= now + (old[DUE] - old[SINCE])
-    assert free >= 0, "more cores than there are"
-    unchanged = set(range(len(jobs) // FIELDS)) - {change[0] for change in made}
-    assert all(
-        jobs[FIELDS * at : FIELDS * at + FIELDS] == before[FIELDS * at : FIELDS * at + FIELDS] for at in unchanged
-    )
+            jobs.append(side.waits(first, model, arrival, arrival + slo, rank))
+    return jobs, free
+
+
+@st.composite
+def sides(draw: st.DrawFn) -> tuple[Side, list[Job | RunningBlock], int, int]:
+    """A side, its jobs, now, and free lanes."""
+    rng = Random(draw(st.integers(0, 10_000)))
+    side, now = drawn_side(rng), 5000
+    jobs, free = drawn_jobs(rng, side, now)
+    return side, jobs, now, free
+
+
+def starts_of(changes: list[Change]) -> list[BlockStart]:
+    return [change for change in changes if isinstance(change, BlockStart)]
+
+
+def number_of(change: Change) -> int:
+    """The number of the job that a change is of."""
+    return change.job.first if isinstance(change, BlockStart | JobDrop) else change.block.first
+
+
+def idle_after(blocks: BlockSnapshot, changes: list[Change]) -> int:
+    """Free lanes that a decision leaves."""
+    free = blocks.free
+    for change in changes:
+        if isinstance(change, BlockStart):
+            free -= change.cores
+        elif not isinstance(change, JobDrop):
+            free -= change.cores - change.block.cores
+    return free
+
+
+def hold(blocks: BlockSnapshot, changes: list[Change]) -> None:
+    """What every decision must be."""
+    numbers = [number_of(change) for change in changes]
+    assert len(set(numbers)) == len(numbers), "a job is changed once"
+    for change in changes:
+        if isinstance(change, JobDrop):
+            assert blocks.drops
+            assert change.job in blocks.ready
+        elif isinstance(change, BlockStart):
+            job, model = change.job, change.job.model
+            assert job in blocks.ready
+            assert job.unit < change.end <= model.units
+            assert change.cores >= 1
+            assert change.wanted == 0 or change.wanted > change.cores
+            assert change.version < model.versions
+            ends = [
+                model.ns[at + change.end] - model.ns[at + job.unit]
+                for at in (model.row(change.version, level, change.cores) for level in range(model.levels))
+            ]
+            assert change.takes_ns in ends
+        else:
+            block, due = change.block, change.block.since_ns + change.takes_ns
+            assert block in blocks.running
+            assert block.can_grow
+            assert block.cores < change.cores <= block.wanted
+            assert due <= block.due_ns or due <= blocks.now_ns + (block.due_ns - block.since_ns)
+    assert idle_after(blocks, changes) >= 0, "more lanes than there are"

@@ -66,7 +66,8 @@ def merging_gain(world: A100, models: Sequence[str]) -> float:
     alone = len(models) * len(BATCHES)
     serial = linprog(latencies[:alone], A_eq=rows[:, :alone], b_eq=np.ones(len(models)), method="highs")
     overlapped = linprog(latencies, A_eq=rows, b_eq=np.ones(len(models)), method="highs")
-    assert serial.fun is not None and overlapped.fun is not None, "the rates cannot be chosen"
+    assert serial.fun is not None, "the rates cannot be chosen"
+    assert overlapped.fun is not None, "the rates cannot be chosen"
     return float(serial.fun / overlapped.fun)
 
 

@@ -1,10 +1,10 @@
-"""Rules of the baselines model_wise and prema, in the form that `layer_blocks.policy.rules` describes."""
+"""Rules of the baselines model_wise and prema, in the form that `_flat` describes."""
 
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 
-from cotenant.techniques.layer_blocks.policy.rules import (
+from bench.papers.veltair._flat import (
     ARRIVAL,
     FIELDS,
     MODEL,
@@ -25,7 +25,7 @@ from cotenant.techniques.layer_blocks.policy.rules import (
     rate_of,
     write_start,
 )
-from cotenant.techniques.layer_blocks.policy.rules_blocks import first_to_go
+from bench.papers.veltair._flat_blocks import first_to_go
 
 LOWEST_TOKENS = 1.0
 HIGHEST_TOKENS = 9.0

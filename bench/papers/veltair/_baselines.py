@@ -5,16 +5,19 @@ Importing this module registers the four policies. A server has none of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from bench.papers.veltair._baseline_rules import decide_prema, decide_whole
-from cotenant.core.snapshot import Decision, DropRule, Snapshot
+from bench.papers.veltair._flat_rows import FlatRows
+from cotenant.core.snapshot import Snapshot
 from cotenant.policies.registry import register
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.published import decide_by
+from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Change
+from cotenant.techniques.layer_blocks.policy.published import BlockRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +27,24 @@ class ModelWise(BlockPolicy):
     name: ClassVar[str] = "model_wise"
     preempt: ClassVar[bool] = False
 
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        floor = self.floor(snapshot, memory)
-        tables = floor.tables
+    def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
+        flat = FlatRows(blocks)
         count = decide_whole(
             self.target,
-            self.drop is DropRule.HOPELESS,
-            snapshot.now_ns,
-            floor.free,
-            floor.total,
-            tables.bandwidth,
-            tables.beside,
-            tables.dims,
-            tables.spans,
-            tables.moved,
-            floor.jobs,
-            floor.rows,
-            floor.out,
+            blocks.drops,
+            blocks.now_ns,
+            blocks.free,
+            blocks.total,
+            blocks.bandwidth,
+            blocks.beside,
+            flat.dims,
+            flat.spans,
+            flat.moved,
+            flat.jobs,
+            flat.rows,
+            flat.out,
         )
-        return floor.decision(count)
+        return flat.changes(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class LayerWise(BlockPolicy):
 
     name: ClassVar[str] = "layer_wise"
 
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        return decide_by(self, snapshot, memory, 1, by_slack=True, capped=False, replans=self.replan)
+    def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
+        return BlockRules(self.target, self.replan, adapts=False, grain=1, by_slack=True).changes(blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class FixedBlocks(BlockPolicy):
         BlockPolicy.__post_init__(self)
         self.check("units", self.units >= 1, "at least 1")
 
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        return decide_by(self, snapshot, memory, self.units, by_slack=False, capped=False, replans=self.replan)
+    def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
+        return BlockRules(self.target, self.replan, adapts=False, grain=self.units).changes(blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +99,21 @@ class Prema(BlockPolicy):
         BlockPolicy.__post_init__(self)
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
 
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        floor = self.floor(snapshot, memory)
+    def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
+        flat = FlatRows(blocks)
         count = decide_prema(
             round(self.quantum_ms * 1e6),
-            self.drop is DropRule.HOPELESS,
-            snapshot.now_ns,
-            floor.free,
-            floor.total,
-            floor.tables.dims,
-            floor.tables.spans,
-            floor.jobs,
-            floor.rows,
-            floor.out,
+            blocks.drops,
+            blocks.now_ns,
+            blocks.free,
+            blocks.total,
+            flat.dims,
+            flat.spans,
+            flat.jobs,
+            flat.rows,
+            flat.out,
         )
-        return floor.decision(count)
+        return flat.changes(count)
 
 
 BASELINES = (ModelWise, LayerWise, FixedBlocks, Prema)

@@ -1,7 +1,6 @@
-"""The product's rules, compiled: the same source, loaded a second time, with every function of it given to numba.
+"""Modules of plain numeric functions, compiled: loaded a second time, with every function given to numba.
 
-So a benchmark that plays millions of decisions has no second implementation of any of them. Without numba, or with
-NUMBA_DISABLE_JIT set, the functions run as they stand.
+With NUMBA_DISABLE_JIT set the functions run as they stand.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Plays arrivals of several tenants under a policy: the events of engine and many-core world on plain numbers.
 
-Every decision is the policy's own rule, and every rate that of `many_core_rules`; what is written here is the order of
-events of `core.engine` and `sim.driver` for batches of one query. A test plays the same arrivals through those, and
-finds the same ends and outcomes. It is made to be compiled (see `_jit`), so it is one long function of numbers and
-arrays.
+Every decision is the policy's own rule in its flat form (see `_flat`), and every rate that of `many_core_rules`. Only
+the order of events of `core.engine` and `sim.driver` is written here, for batches of one query. A test plays the same
+arrivals through the product, and finds the same ends and outcomes. It is made to be compiled (see `_jit`), so it is one
+long function of numbers and arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.papers.veltair._baseline_rules import decide_prema, decide_whole
-from cotenant.techniques.layer_blocks.policy.rules import (
+from bench.papers.veltair._flat import (
     ACTS,
     ARRIVAL,
     CORES,
@@ -34,8 +34,8 @@ from cotenant.techniques.layer_blocks.policy.rules import (
     WAITS,
     WANTED,
 )
-from cotenant.techniques.layer_blocks.policy.rules_blocks import decide_blocks
-from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack
+from bench.papers.veltair._flat_blocks import decide_blocks
+from bench.papers.veltair._flat_slack import decide_slack
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 
 NEVER = 1 << 62

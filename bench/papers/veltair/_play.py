@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.veltair import _loop
+from bench.papers.veltair import _flat, _flat_slack, _loop
 from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._models import Efficiency, Model
@@ -19,10 +19,9 @@ from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
 from cotenant.profile.version_table import UnitCosts
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
-from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2
+from cotenant.techniques.layer_blocks.policy.price_plans import PRICES, SWITCH_NS, choices_of
+from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, LayerBlock, Variant
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
-from cotenant.techniques.layer_blocks.policy.tables import PRICES, SWITCH_NS, choices_of
 from cotenant.work import Share
 
 LANES = tuple(Share((core,)) for core in range(CORES))
@@ -33,8 +32,7 @@ _DROPS = {DropRule.NONE: _loop.NONE, DropRule.EXPIRED: _loop.EXPIRED, DropRule.H
 @cache
 def compiled() -> tuple[ModuleType, ModuleType, ModuleType]:
     """The loop, and the rules that fill tables."""
-    rules = "cotenant.techniques.layer_blocks.policy."
-    return loaded(_loop.__name__), loaded(rules + "rules"), loaded(rules + "rules_slack")
+    return loaded(_loop.__name__), loaded(_flat.__name__), loaded(_flat_slack.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,8 @@ class Stage:
         if isinstance(policy, Prema):
             family, ints = _loop.PREMA, [round(policy.quantum_ms * 1e6)]
         elif isinstance(policy, SlackBlocks):
-            family, floats = _loop.SLACK, list(policy.knobs(int(min(self.slo))))
+            quantum = policy.quantum_ns(int(min(self.slo)))
+            family, floats = _loop.SLACK, [policy.target, quantum, policy.narrow, policy.used_patience, policy.memory]
         elif isinstance(policy, ModelWise):
             family = _loop.WHOLE
         elif isinstance(policy, LayerWise):

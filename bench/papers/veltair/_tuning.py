@@ -21,13 +21,12 @@ import numpy as np
 
 from bench._campaign import run_all
 from bench._data import DATA
-from bench.papers.veltair import _baseline_rules
+from bench.papers.veltair import _baseline_rules, _flat, _flat_blocks
 from bench.papers.veltair._capacity import Effort, clairvoyant
 from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, read_models
 from bench.papers.veltair._play import Stage, warm_up
 from bench.papers.veltair._worlds import kept_worlds, tables_of
 from bench.papers.veltair.qps import CONTENDERS, OURS, Task, _best
-from cotenant.techniques.layer_blocks.policy import rules, rules_blocks
 
 FIRST_WORLD = 50_000
 EFFORT = Effort(2000, 2, 1000, 1, (0.6, 0.8, 0.4, 0.5, 0.7), 0.02)
@@ -61,7 +60,7 @@ def main() -> None:
     warm_up(drawn[0], models, made)
     tasks = [Task(each, load, EFFORT, True) for load in chosen.classes.split(",") for each in drawn]
     key = sha256(
-        b"".join(Path(str(each.__file__)).read_bytes() for each in (rules, rules_blocks, _baseline_rules))
+        b"".join(Path(str(each.__file__)).read_bytes() for each in (_flat, _flat_blocks, _baseline_rules))
     ).hexdigest()
     known = run_all("veltair-tuning", key, tasks, partial(baselines, models, made), lambda rows: str(rows[0]))
     at = {(row["world"], row["class"], row["policy"]): row["qps"] for row in known}

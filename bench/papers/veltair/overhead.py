@@ -22,12 +22,13 @@ from bench.papers.veltair._models import Efficiency, Model, read_models
 from bench.papers.veltair._play import LANES, arrivals
 from bench.papers.veltair._product import Beliefs, Timed, play_product
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
+from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.published import LayerBlock
-from cotenant.techniques.layer_blocks.policy.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
-from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2, next_block
+from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Job
+from cotenant.techniques.layer_blocks.policy.published import BlockRules, LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.layer_blocks.world.many_core import ManyCore
+from cotenant.types import Tenant
 
 NAME = "veltair-overhead"
 UNITS = 300
@@ -90,20 +91,15 @@ def block_formation_us(drawn: Drawn, base: Model, made: Efficiency, rounds: int 
     layers, profiles = (tuple(each[at % len(each)] for at in range(UNITS)) for each in (base.layers, base.profiles))
     long = replace(base, layers=layers, profiles=profiles, qos_ns=base.qos_ns * UNITS // len(base.layers))
     spans = tables_of(drawn, long, made).believed.spans()
-    dims = list(spans[:4])
-    tight, averages = [0.0] * (spans.levels * CORES * UNITS), [0] * spans.levels
-    fill_tight(dims, spans.ns, 0, True, CORES, tight)
-    fill_averages(dims, spans.ns, 0, True, CORES, 0.6 * long.qos_ns, averages)
-    jobs = [0] * (FIELDS * 4)
-    for row in range(1, 4):  # three others run
-        jobs[FIELDS * row + STATE] = FIXED
-    jobs[DEADLINE] = long.qos_ns
+    model = BlockModel(Tenant("long", long.qos_ns, tuple(range(UNITS + 1))), 0, 1, spans)
+    model.add_pivots(True, 0.6 * long.qos_ns)
+    job = Job(0, model, False, 0, long.qos_ns, 0)
+    blocks = BlockSnapshot(0, CORES, CORES, 0.0, 0.3, False, [job], [])
+    rules, others = BlockRules(0.6, replans=True, adapts=True), [model] * 3
     taken = []
     for _ in range(rounds):
         began = time.thread_time_ns()
-        next_block(
-            ALGORITHM_2, False, dims, [spans.ns], [tight], [averages], jobs, 4, 0, 0, CORES, 0.6, True, True, 0.3,
-        )  # fmt: skip
+        rules.next_block(blocks, job, 0.3, others)
         taken.append(time.thread_time_ns() - began)
     return float(np.median(taken)) / 1e3
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, plan, profile, replay, serve, simulate
+from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate
 from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
@@ -41,7 +41,6 @@ OWN = {
     "devices": devices.devices,
     "models": models.models,
     "profile": with_campaigns(profile.profile),
-    "plan": plan.plan,
     "serve": serve.serve,
     "load": load.load,
     "simulate": simulate.simulate,
@@ -49,7 +48,10 @@ OWN = {
     "bound": bound.bound,
     "replay": replay.replay,
 }
-ORDER = (*("demo", "devices", "models", "profile", "compile", "plan", "serve", "load", "simulate", "explain"), *OWN)
+ORDER = (
+    *("demo", "devices", "models", "profile", "serve", "load", "explain", "plan", "simulate"),
+    *("bound", "replay", "compile", "place", "co-schedule"),
+)
 """Commands in the order of the help; others follow."""
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import wraps
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING
 
 from cotenant import registry
+from cotenant.cli.records import with_records
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,33 +57,5 @@ class ProfileCampaign:
 
 
 def with_campaigns(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of all registered campaigns before its last one. It takes the campaigns of a run as
-    the argument `campaigns`."""
-    kinds: Sequence[type[Any]] = tuple(registry.load_all(registry.CAMPAIGNS).values())
-    options = [[each for each in fields(kind) if each.init] for kind in kinds]
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        each.replace(annotation=hints[each.name])
-        for each in inspect.signature(command).parameters.values()
-        if each.name != "campaigns"
-    ]
-    added = []
-    for kind, of_fields in zip(kinds, options, strict=True):
-        of_kind = get_type_hints(kind, include_extras=True)
-        added += [
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=of_kind[each.name]
-            )
-            for each in of_fields
-        ]
-
-    @wraps(command)
-    def called(**values: Any) -> None:
-        taken = [{each.name: values.pop(each.name) for each in of_fields} for of_fields in options]
-        command(**values, campaigns=[kind(**given) for kind, given in zip(kinds, taken, strict=True)])
-
-    keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    made = inspect.Signature([*keyword_only[:-1], *added, keyword_only[-1]])
-    called.__signature__ = made  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in made.parameters.values()}
-    return called
+    """The command with the options of all registered campaigns; it takes the campaigns of a run as `campaigns`."""
+    return with_records(command, campaigns=tuple(registry.load_all(registry.CAMPAIGNS).values()))

@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -16,56 +17,8 @@ from cotenant.config import ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
-from cotenant.policies import policy_names
 from cotenant.registry import POLICY_OF_PLANS
 from cotenant.repository import SERVER_FILE
-
-Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-PolicyName = Annotated[
-    str | None, typer.Option("--policy", help=f"Scheduling policy: {', '.join(policy_names())}.", show_default=False)
-]
-Drop = Annotated[DropRule | None, typer.Option("--drop", help="When waiting queries are given up.", show_default=False)]
-Preempt = Annotated[
-    bool | None,
-    typer.Option(
-        "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
-    ),
-]
-Cautious = Annotated[
-    bool | None,
-    typer.Option(
-        "--cautious/--no-cautious",
-        help="Let queries that are sure to be in time go before doubtful ones.",
-        show_default="fcfs, sjf: no, others: yes",
-    ),
-]
-Lanes = Annotated[
-    str | None,
-    typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
-]
-
-Isolation = Annotated[
-    str | None,
-    typer.Option("--isolation", help="'process' (a worker process a tenant) or 'thread'.", show_default=False),
-]
-
-
-CoresOption = Annotated[
-    str | None, typer.Option("--cores", help="Cores for models, like '0,1'.", show_default="all that it may use")
-]
-PlanOption = Annotated[
-    Path | None, typer.Option("--plan", help="Plan file of 'cotenant plan': its partitions are the lanes.")
-]
-Assigned = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A key of cotenant.toml; may be given several times."),
-]
-Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
-DeviceNumber = Annotated[
-    int | None, typer.Option(min=0, max=65_535, help="Which device of the plan this machine is.", show_default="0")
-]
-
 
 LONGEST_S = 30 * 86_400.0
 """Longest time that an option of seconds can give."""
@@ -78,6 +31,21 @@ def a_number(value: float | None) -> float | None:
     if value is not None and math.isnan(value):
         raise typer.BadParameter("'nan' is not a number")
     return value
+
+
+Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Lanes = Annotated[
+    str | None,
+    typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
+]
+Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")]
+SearchTime = Annotated[
+    float, typer.Option("--budget-s", min=0.1, max=LONGEST_S, callback=a_number, help="Seconds to search.")
+]
+SEARCH_S = 10.0
+"""Default of SearchTime."""
 
 
 FLAGS = {
@@ -123,6 +91,56 @@ def _value(text: str, otherwise: object) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except UNREADABLE:  # also of brackets too deep, or of more digits than Python converts
         return otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsOptions:
+    """Record of the options of `cotenant serve` and `cotenant simulate` that stand for keys of `cotenant.toml`."""
+
+    drop: Annotated[DropRule | None, typer.Option(help="When waiting queries are given up.", show_default=False)] = None
+    preempt: Annotated[
+        bool | None,
+        typer.Option(
+            "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
+        ),
+    ] = None
+    cautious: Annotated[
+        bool | None,
+        typer.Option(
+            "--cautious/--no-cautious",
+            help="Let queries that are sure to be in time go before doubtful ones.",
+            show_default="fcfs, sjf: no, others: yes",
+        ),
+    ] = None
+    lanes: Lanes = None
+    plan: Annotated[Path | None, typer.Option(help="Plan file of 'cotenant plan': its partitions are the lanes.")] = (
+        None
+    )
+    device_number: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Which device of the plan this machine is.", show_default="0"),
+    ] = None
+    cores: Annotated[
+        str | None, typer.Option(help="Cores for models, like '0,1'.", show_default="all that it may use")
+    ] = None
+    assigned: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A key of cotenant.toml; may be given several times."),
+    ] = None
+
+    def chosen(self, **flags: object) -> dict[str, object]:
+        """What the command line says, by SECTION.KEY, with other FLAGS of the command. Raises as `chosen_of`."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return chosen_of(own.pop("assigned"), **own, **flags)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """Record of the options of commands that make a plan: where the plan goes. `out` is a plan file."""
+
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here (TOML).")] = None
+    svg: Annotated[Path | None, typer.Option(help="Write the picture of the plan here (SVG).")] = None
+    as_json: AsJson = False
 
 
 def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:

@@ -10,7 +10,17 @@ import msgspec
 import typer
 
 from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
-from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
+from cotenant.cli.options import (
+    LONGEST_S,
+    AsJson,
+    Fresh,
+    Lanes,
+    Repository,
+    a_number,
+    chosen_of,
+    print_json,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from cotenant.measure.contention_profile import ContentionProfile
@@ -26,7 +36,7 @@ def profile(
             min=0.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on each point, once enough runs are in."
         ),
     ] = 0.5,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")] = False,
+    fresh: Fresh = False,
     lanes: Lanes = None,
     contention: Annotated[
         bool,
@@ -34,8 +44,8 @@ def profile(
             "--contention", help="Also measure what models lose to others' use of the memory, for cotenant simulate."
         ),
     ] = False,
-    as_json: AsJson = False,
     campaigns: Sequence[ProfileCampaign] = (),
+    as_json: AsJson = False,
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console

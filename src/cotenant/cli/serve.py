@@ -15,24 +15,16 @@ import typer
 
 from cotenant.cli.options import (
     AsJson,
-    Assigned,
-    Cautious,
-    CoresOption,
-    DeviceNumber,
-    Drop,
-    Isolation,
-    Lanes,
-    PlanOption,
-    PolicyName,
-    Preempt,
     Repository,
+    SettingsOptions,
     Stale,
-    chosen_of,
     policy_text,
     print_json,
     settings_of,
 )
+from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
+from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
@@ -47,18 +39,18 @@ _REPLANNER_S = 1.0
 """How long a stop waits for a planner at work."""
 
 
+@with_records
 def serve(
     repository: Repository,
-    policy: PolicyName = None,
-    drop: Drop = None,
-    preempt: Preempt = None,
-    cautious: Cautious = None,
-    lanes: Lanes = None,
-    isolation: Isolation = None,
-    plan: PlanOption = None,
-    device_number: DeviceNumber = None,
-    cores: CoresOption = None,
-    assigned: Assigned = None,
+    *,
+    policy: Annotated[
+        str | None, typer.Option(help=f"Scheduling policy: {', '.join(policy_names())}.", show_default=False)
+    ] = None,
+    settings: SettingsOptions,
+    isolation: Annotated[
+        str | None,
+        typer.Option(help="'process' (a worker process a tenant) or 'thread'.", show_default=False),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
@@ -74,22 +66,8 @@ def serve(
 
     With a plan, SIGHUP reads its file again and changes over without losing a query. Else SIGHUP changes nothing.
     """
-    chosen = chosen_of(
-        assigned,
-        policy=policy,
-        drop=drop,
-        preempt=preempt,
-        cautious=cautious,
-        lanes=lanes,
-        isolation=isolation,
-        cores=cores,
-        plan=plan,
-        device_number=device_number,
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        admin_port=admin_port,
-    )
+    ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
+    chosen = settings.chosen(policy=policy, isolation=isolation, host=host, **ports)
     with StopSignals() as signals:  # before the libraries are loaded, which takes seconds
         _serve(repository, chosen, signals, trace=trace, stale=stale, as_json=as_json)
 

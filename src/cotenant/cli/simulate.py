@@ -14,22 +14,15 @@ from cotenant.cli.options import (
     MIN_FACTOR,
     MOST_FACTOR,
     AsJson,
-    Assigned,
-    Cautious,
-    CoresOption,
-    DeviceNumber,
-    Drop,
-    Lanes,
-    PlanOption,
-    Preempt,
     Repository,
+    SettingsOptions,
     Stale,
     a_number,
-    chosen_of,
     policy_text,
     print_json,
     settings_of,
 )
+from cotenant.cli.records import with_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,18 +44,13 @@ class WorldKind(StrEnum):
     GROUPS = "groups"
 
 
+@with_records
 def simulate(
     workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as 'cotenant load' takes it.")],
     repository: Repository,
+    *,
     policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; give it several times.")] = None,
-    drop: Drop = None,
-    preempt: Preempt = None,
-    cautious: Cautious = None,
-    lanes: Lanes = None,
-    plan: PlanOption = None,
-    device_number: DeviceNumber = None,
-    cores: CoresOption = None,
-    assigned: Assigned = None,
+    options: SettingsOptions,
     seeds: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of runs, with seeds from the workload's seed on.")
     ] = 1,
@@ -112,16 +100,7 @@ def simulate(
     from cotenant.trace.lost import LossAccount
     from cotenant.workload import load_workload, scale
 
-    over = chosen_of(
-        assigned,
-        drop=drop,
-        preempt=preempt,
-        cautious=cautious,
-        lanes=lanes,
-        cores=cores,
-        plan=plan,
-        device_number=device_number,
-    )
+    over = options.chosen()
     chosen = {key.removeprefix("policy."): over.pop(key) for key in list(over) if key.startswith("policy.")}
     settings = settings_of(repository, over)
     spec = load_workload(workload)

@@ -1,4 +1,4 @@
-"""`cotenant plan --together`: measured with the real engine, rehearsed, kept where serving looks, checked, refused in
+"""`cotenant co-schedule`: measured with the real engine, rehearsed, kept where serving looks, checked, refused in
 words; and what `simulate` makes of it."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from onnx_samples import Sketch, info
 from profile_files import save_current
 from repositories import config, write_model
 
-OPTIONS = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
+OPTIONS = ("left", "right", "--batch", "left=4", "--budget-s", "0.3")
 THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
 
 
@@ -94,8 +94,8 @@ def believed(monkeypatch: pytest.MonkeyPatch, plans_ns: Sequence[int | None]) ->
 
 
 def test_names_and_rows_are_read_or_refused() -> None:
-    assert asked_batches("a, b,c", "c=4,a=2") == {"a": 2, "b": 1, "c": 4}
-    for names, rows in (("a,a", None), ("a,", None), ("a,b", "c=1"), ("a,b", "a=0"), ("a,b", "a"), ("a,b", "a=x")):
+    assert asked_batches(("a", "b", "c"), "c=4,a=2") == {"a": 2, "b": 1, "c": 4}
+    for names, rows in (("aa", None), (("a", ""), None), ("ab", "c=1"), ("ab", "a=0"), ("ab", "a"), ("ab", "a=x")):
         with pytest.raises(Exception, match="expected"):
             asked_batches(names, rows)
 
@@ -105,7 +105,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
 ) -> None:
     monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", 1000.0)
     svg = tmp_path / "plan.svg"
-    status, out, err = run("plan", root, *OPTIONS, "--svg", svg)
+    status, out, err = run("co-schedule", root, *OPTIONS, "--svg", svg)
     assert status == 0, err
     assert "All at once: " in out
     assert "By the plan: " in out
@@ -122,7 +122,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
     assert left.splits == (tuple(range(len(left.units) + 1)),)
     assert kept.models["right"][2].batches == {}
     before = tasks_path(root).read_bytes()
-    facts = json.loads(run("plan", root, *OPTIONS, "--json")[1])
+    facts = json.loads(run("co-schedule", root, *OPTIONS, "--json")[1])
     assert tasks_path(root).read_bytes() == before
     assert (facts["members"], facts["gains"], facts["kept"]) == (["left=4", "right=1"], False, None)
     assert facts["bound_ns"] <= facts["makespan_ns"]
@@ -133,7 +133,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
 ) -> None:
     believed(monkeypatch, (90, 95))
     plan = tmp_path / "together.toml"
-    status, out, err = run("plan", root, *OPTIONS, "--out", plan)
+    status, out, err = run("co-schedule", root, *OPTIONS, "--out", plan)
     assert status == 0, err
     assert "by the best plans 9e-05 ms and 9.5e-05 ms." in out
     assert f"Written: {together_path(root)}" in out
@@ -144,7 +144,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     digests = {name: by_cores[2].digest for name, by_cores in load_tasks(tasks_path(root)).models.items()}
     assert {each.model: each.graph for each in kept.members} == digests
     believed(monkeypatch, (98, None))
-    status, out, _ = run("plan", root, *OPTIONS)
+    status, out, _ = run("co-schedule", root, *OPTIONS)
     assert "and not followed: none is quicker by 3 %, and none is kept for serving." in " ".join(out.split())
     assert not together_path(root).exists()
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
@@ -194,7 +194,7 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     if suffix == "pt2":
         as_torch(root / "left" / "1")
     monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
-    status, out, err = run("plan", root, *OPTIONS, "--json")
+    status, out, err = run("co-schedule", root, *OPTIONS, "--json")
     assert status == 0, err
     measured = json.loads(out)["measured"]
     assert measured["sequential_ns"] > 0 < measured["streams_ns"]
@@ -206,7 +206,7 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     assert left.join_ns_per_mib > 0
     assert {tensor.size_bytes for tensor in left.tensors} == {16 * 4}
     if suffix == "pt2":
-        status, _, err = run("plan", root, "--placement", "left")
+        status, _, err = run("place", root, "left")
         assert (status, "is a .pt2 file, and placed are models of ONNX alone" in err) == (2, True)
 
 
@@ -214,7 +214,7 @@ def test_a_simulation_follows_what_is_kept(
     root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     believed(monkeypatch, (90,))
-    assert run("plan", root, "--together", "left,right", "--batch", "left=4,right=4")[0] == 0
+    assert run("co-schedule", root, "left", "right", "--batch", "left=4,right=4")[0] == 0
     models = {}
     for name, by_cores in load_tasks(tasks_path(root)).models.items():
         digest, units = by_cores[2].digest, len(by_cores[2].units)
@@ -236,15 +236,15 @@ def test_a_simulation_follows_what_is_kept(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--together", "left,nobody"), "model 'nobody': there is no such directory"),
-        (("--together", "left,right", "--batch", "left=9"), "9 rows are asked for, and its max_batch is 4"),
-        (("--together", "left,right", "--lanes", "all"), "needs two lanes at least"),
-        (("--together", "left,right", "--placement", "left"), "it is no option of --together"),
-        (("--together", "left,right", "--goal", "latency"), "it needs --placement"),
-        (("--placement", "left", "--batch", "left=2"), "it needs --together"),
+        (("left", "nobody"), "model 'nobody': there is no such directory"),
+        (("left", "right", "--batch", "left=9"), "9 rows are asked for, and its max_batch is 4"),
+        (("left", "right", "--lanes", "all"), "needs two lanes at least"),
+        (("left", "left"), "'left left', expected different models"),
+        (("left", "right", "--goal", "latency"), "No such option: --goal"),
+        ((), "Missing argument 'models'"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(root: Path, run: Run, options: Sequence[str], words: str) -> None:
-    status, _, err = run("plan", root, *options)
+    status, _, err = run("co-schedule", root, *options)
     assert status == 2
     assert words in " ".join(err.replace("│", " ").split())

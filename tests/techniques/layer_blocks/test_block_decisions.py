@@ -1,4 +1,4 @@
-"""Decisions of the rules of blocks: what they give out, in which order, and what they write into the rows."""
+"""Decisions of the rules of blocks: what they give out, and in which order."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from block_models import spans_of
-from block_sides import LOW, Side, even, floors, hold, row
-from cotenant.techniques.layer_blocks.policy.rules import (
-    CORES,
-    DEADLINE,
-    DROP,
-    FIELDS,
-    FIXED,
-    GROW,
-    MODEL,
-    PAUSED,
-    RUNS,
-    START,
-    STATE,
-    UNIT,
-    WAITS,
-)
-from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2, averages_of
+from block_sides import LOW, Side, even, hold, idle_after, number_of, sides, slack_rules, starts_of
+from cotenant.techniques.layer_blocks.policy.jobs import BlockGrowth, BlockStart, JobDrop
+from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2
 
 SOME = settings(max_examples=80, deadline=None, database=None)
 
 
 @SOME
 @given(
-    floors(),
+    sides(),
     st.sampled_from([ALGORITHM_2, 1, 2]),
     st.booleans(),
     st.booleans(),
@@ -37,35 +23,40 @@ SOME = settings(max_examples=80, deadline=None, database=None)
     st.booleans(),
 )
 def test_decisions_of_blocks_hold(
-    floor: tuple, grain: int, by_slack: bool, capped: bool, replans: bool, drops: bool
+    case: tuple, grain: int, by_slack: bool, capped: bool, replans: bool, drops: bool
 ) -> None:
-    side, jobs, now, free, _ = floor
-    before = list(jobs)
-    made = side.blocks(grain, jobs, now, free, by_slack, capped=capped, replans=replans, drops=drops)
-    hold(side, before, jobs, made, now, free)
-    for number, act, end, *_ in made:
-        units, unit = side.models[jobs[FIELDS * number + MODEL]].units, before[FIELDS * number + UNIT]
-        if act == START and grain != ALGORITHM_2:
-            assert end == min(units, unit + grain)
-    idle = free - sum(c[4] - (before[FIELDS * c[0] + CORES] if c[1] == GROW else 0) for c in made if c[1] != DROP)
-    waiting = [at for at in range(0, len(jobs), FIELDS) if WAITS <= jobs[at + STATE] <= PAUSED]
-    assert not idle or not waiting, "somebody waits beside a free core"
+    side, jobs, now, free = case
+    blocks = side.sees(jobs, now, free, drops)
+    made = side.decide(side.rules(grain, by_slack=by_slack, capped=capped, replans=replans), blocks)
+    hold(blocks, made)
+    if grain != ALGORITHM_2:
+        for start in starts_of(made):
+            assert start.end == min(start.job.model.units, start.job.unit + grain)
+    changed = {number_of(change) for change in made}
+    waiting = [job for job in blocks.ready if job.first not in changed]
+    assert not idle_after(blocks, made) or not waiting, "a job waits beside a free lane"
 
 
 @SOME
-@given(floors(), st.booleans(), st.sampled_from([0.0, 0.5, 1.0]))
-def test_decisions_by_slack_hold(floor: tuple, drops: bool, narrow: float) -> None:
-    side, jobs, now, free, _ = floor
-    before = list(jobs)
-    made = side.slack(jobs, now, free, drops, (0.9, 800, narrow, 1.3, 0.5))
-    hold(side, before, jobs, made, now, free)
-    assert all(wanted == 0 for *_, wanted, _, _ in made), "it takes what it planned for"
-    begun = [before[FIELDS * c[0] : FIELDS * c[0] + FIELDS] for c in made if c[1] == START]
-    order = [(old[-1], not side.presses(old, now, 1.3), old[DEADLINE]) for old in begun]
-    assert order == sorted(order), "who has begun and must go on first, then deadlines"
-    runs = any(before[at + STATE] >= RUNS for at in range(0, len(before), FIELDS))
-    waits = any(WAITS <= jobs[at + STATE] <= PAUSED for at in range(0, len(jobs), FIELDS))
-    assert not waits or runs or begun or not free, "a wait that nothing ends"
+@given(sides(), st.booleans(), st.sampled_from([0.0, 0.5, 1.0]))
+def test_decisions_by_slack_hold(case: tuple, drops: bool, narrow: float) -> None:
+    side, jobs, now, free = case
+    blocks = side.sees(jobs, now, free, drops)
+    made = side.decide(slack_rules(side.total, narrow), blocks)
+    hold(blocks, made)
+    begun = starts_of(made)
+    assert all(start.wanted == 0 for start in begun), "it takes what it planned for"
+
+    def presses(start: BlockStart) -> bool:
+        model, job = start.job.model, start.job
+        alone = sum(model.unit_ns(0, 0, side.total)[job.unit :])
+        return job.has_begun and job.deadline_ns - now <= 1.3 * alone
+
+    order = [(start.job.rank, not presses(start), start.job.deadline_ns) for start in begun]
+    assert order == sorted(order), "by priority, then those that have begun and must go on, then by deadline"
+    changed = {number_of(change) for change in made}
+    waits = any(job.first not in changed for job in blocks.ready)
+    assert not waits or blocks.running or begun or not free, "a wait that nothing ends"
 
 
 def test_a_cap_keeps_a_block_to_its_average_and_the_threshold() -> None:
@@ -73,89 +64,90 @@ def test_a_cap_keeps_a_block_to_its_average_and_the_threshold() -> None:
     with it is not bounded."""
     steep = spans_of([[[[260, 400], [255, 200], [252, 133], [250, 100]]]], [[[0, 0]] * 4])
     side = Side([steep, steep], 4, target=0.875, slo=480)
-    assert side.averages == [[3], [3]]
-    beside = row(1, FIXED, 0, 480, 0, 1, end=2, since=0, due=400)  # both average 3: the threshold is 0
-    jobs = [*row(0, PAUSED, 0, 480, 1, 0), *beside]
-    free = side.blocks(ALGORITHM_2, list(jobs), 0, 3, replans=False)[0]
-    capped = side.blocks(ALGORITHM_2, list(jobs), 0, 3, replans=False, capped=True)[0]
-    assert (free[4], free[5]) == (3, 4), "it starts with what is free and wants all"
-    assert (capped[4], capped[5]) == (3, 0)
+    assert [model.averages for model in side.models] == [[3], [3]]
+    beside = side.runs(1, 1, 480, 0, 2, 1, since=0, due=400)  # both average 3: the threshold is 0
+    blocks = side.sees([side.paused(0, 0, 0, 480, 1), beside], 0, 3)
+    (free,) = starts_of(side.decide(side.rules(replans=False), blocks))
+    (capped,) = starts_of(side.decide(side.rules(replans=False, capped=True), blocks))
+    assert (free.cores, free.wanted) == (3, 4), "it starts with what is free and wants all"
+    assert (capped.cores, capped.wanted) == (3, 0)
 
 
-def test_who_continues_keeps_its_own_cores_then_growers_then_the_queue() -> None:
+def test_what_continues_keeps_its_own_cores_then_growing_blocks_then_the_queue() -> None:
     side = Side([even(4, 8)], 8, slo=1000)
-    slow = row(0, RUNS, 0, 1000, 0, 2, end=4, wanted=4, since=100, due=1300)
-    again = row(0, PAUSED, 0, 900, 2, 2)
-    new = row(0, WAITS, 50, 1050)
-    jobs = [*new, *slow, *again]
-    made = side.blocks(2, jobs, 400, 6, replans=False)
-    assert sorted((c[0], c[1]) for c in made) == [(0, START), (1, GROW), (2, START)]
-    made.sort(key=lambda change: -change[0])
-    averages = averages_of(side.dims, side.averages, jobs, 3, 0, 0.0)
-    assert averages == 3 * side.averages[0][0]
-    assert made[1][4] == 4
-    assert sum(c[4] for c in made) - 2 == 6, "all free cores are given out"
-    assert made[2][5] > made[2][4], "the last one wants more than was left"
+    new = side.waits(0, 0, 50, 1050)
+    slow = side.runs(1, 0, 1000, 0, 4, 2, since=100, due=1300, wanted=4)
+    again = side.paused(2, 0, 0, 900, 2, 2)
+    made = side.decide(side.rules(2, replans=False), side.sees([new, slow, again], 400, 6))
+    assert sorted((number_of(c), type(c)) for c in made) == [(0, BlockStart), (1, BlockGrowth), (2, BlockStart)]
+    last, growth, first = sorted(made, key=number_of)
+    assert made.index(growth) < made.index(last)
+    assert made.index(first) < made.index(last)
+    assert (growth.cores, first.cores + growth.cores + last.cores - 2) == (4, 6), "all free cores are given out"
+    assert isinstance(last, BlockStart)
+    assert last.wanted > last.cores, "the last one wants more than was left"
 
 
 def test_layers_go_by_slack_and_the_others_by_arrival() -> None:
     side = Side([even(3, 4)], 4, slo=2000)
-    jobs = [*row(0, WAITS, 0, 2000), *row(0, WAITS, 10, 600)]
-    assert [c[0] for c in side.blocks(1, list(jobs), 20, 1, by_slack=True)] == [1]
-    assert [c[0] for c in side.blocks(ALGORITHM_2, list(jobs), 20, 1)] == [0]
-    assert [c[0] for c in side.slack(list(jobs), 20, 1)] == [1]
+    blocks = side.sees([side.waits(0, 0, 0, 2000), side.waits(1, 0, 10, 600)], 20, 1)
+    assert [number_of(c) for c in side.decide(side.rules(1, by_slack=True), blocks)] == [1]
+    assert [number_of(c) for c in side.decide(side.rules(), blocks)] == [0]
+    assert [number_of(c) for c in side.decide(slack_rules(4), blocks)] == [1]
 
 
 def test_hopeless_jobs_are_given_up() -> None:
     side = Side([even(4, 2)], 2)
-    late, good = row(0, WAITS, 0, 1500), row(0, WAITS, 0, 1900)
-    for decide in (
-        lambda jobs: side.blocks(ALGORITHM_2, jobs, 500, 2, drops=True),
-        lambda jobs: side.slack(jobs, 500, 2, True),
-    ):
-        made = decide([*late, *good])
-        assert made[0][:2] == [0, DROP]
-        assert made[0][6] == 1200
-        assert made[1][:2] == [1, START]
+    blocks = side.sees([side.waits(0, 0, 0, 1500), side.waits(1, 0, 0, 1900)], 500, 2, drops=True)
+    for rules in (side.rules(), slack_rules(2)):
+        drop, start = side.decide(rules, blocks)
+        assert isinstance(drop, JobDrop)
+        assert (drop.job.first, drop.needed_ns) == (0, 1200)
+        assert isinstance(start, BlockStart)
+        assert start.job.first == 1
 
 
 def test_ours_shares_the_cores_equally_and_gives_the_late_more() -> None:
     side = Side([even(40, 8, 840)], 8, target=0.9, slo=1_000_000)
-    knobs = 0.9, 4200, 0.5, 1.3, 0.5
-    alone = side.slack([*row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
-    assert alone[0][4] == 8
-    assert alone[0][2] == 40, "a block of the whole model, within the quantum"
-    both = side.slack([*row(0, WAITS, 0, 1_000_000), *row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
-    assert [c[4] for c in both] == [4, 4]
-    assert both[0][2] == 20, "as long as the quantum on four cores"
-    late = side.slack([*row(0, WAITS, 0, 5000), *row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
-    assert late[0][4] == 8
+    rules, first, second = slack_rules(8), side.waits(0, 0, 0, 1_000_000), side.waits(1, 0, 0, 1_000_000)
+    (alone,) = starts_of(side.decide(rules, side.sees([first], 0, 8), 4200))
+    assert (alone.cores, alone.end) == (8, 40), "a block of the whole model, within the quantum"
+    both = starts_of(side.decide(rules, side.sees([first, second], 0, 8), 4200))
+    assert [start.cores for start in both] == [4, 4]
+    assert both[0].end == 20, "as long as the quantum on four cores"
+    late = starts_of(side.decide(rules, side.sees([side.waits(0, 0, 0, 5000), second], 0, 8), 4200))
+    assert late[0].cores == 8
 
 
-def test_ours_waits_for_cores_that_come_soon_and_nobody_passes() -> None:
+def test_ours_waits_for_cores_that_come_soon_and_no_job_passes() -> None:
     side = Side([even(40, 8, 80)], 8, slo=100_000)
-    runs = row(0, FIXED, 0, 100_000, 0, 7, end=4, since=0, due=50)
-    jobs = [*runs, *row(0, WAITS, 0, 450), *row(0, WAITS, 0, 100_000)]
-    assert side.slack(list(jobs), 10, 1) == []
-    assert side.slack(list(jobs), 10, 1, knobs=(0.9, 800, 0.0, 1.3, 0.5))[0][:2] == [1, START]
+    runs = side.runs(0, 0, 100_000, 0, 4, 7, since=0, due=50)
+    blocks = side.sees([runs, side.waits(1, 0, 0, 450), side.waits(2, 0, 0, 100_000)], 10, 1)
+    assert side.decide(slack_rules(8), blocks) == []
+    assert [number_of(c) for c in starts_of(side.decide(slack_rules(8, narrow=0.0), blocks))] == [1]
 
 
-def test_ours_gives_up_who_has_become_too_dear_while_others_wait() -> None:
+def test_ours_gives_up_a_job_that_has_become_too_dear_while_others_wait() -> None:
     steep = spans_of([[[[300 * 4, 300 * 4], [900, 900], [800, 800], [750, 750]]]], [[[0, 0]] * 4])
     side = Side([steep], 4, target=0.9, slo=3000)
-    jobs = [*row(0, WAITS, 0, 1700), *row(0, WAITS, 0, 3000)]
-    made = side.slack(list(jobs), 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))
-    assert made[0][:2] == [0, DROP]
-    assert side.slack(jobs[:FIELDS], 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))[0][:2] == [0, START], "nobody else waits"
+    dear, other, rules = side.waits(0, 0, 0, 1700), side.waits(1, 0, 0, 3000), slack_rules(4, target=1.0, patience=1.2)
+    made = side.decide(rules, side.sees([dear, other], 0, 4, drops=True))
+    assert isinstance(made[0], JobDrop)
+    assert made[0].job is dear
+    (alone,) = side.decide(rules, side.sees([dear], 0, 4, drops=True))
+    assert isinstance(alone, BlockStart), "no other job waits"
 
 
-def test_who_has_begun_lets_others_pass_only_while_it_can_wait() -> None:
+def test_what_has_begun_lets_others_pass_only_while_it_can_wait() -> None:
     side = Side([even(10, 1, 100)], 1, slo=10_000)
-    knobs = 0.9, 800, 0.5, 3.0, 0.5
+    rules = slack_rules(1, patience=3.0)
+
+    def chosen(*jobs: object) -> int:
+        return number_of(side.decide(rules, side.sees(list(jobs), 0, 1))[0])
+
     for left, first in ((1501, 1), (1500, 0)):  # 500 ns are left to run, and 3 times as long is its patience
-        jobs = [*row(0, PAUSED, 0, left, 5), *row(0, WAITS, 0, 1450)]
-        assert side.slack(jobs, 0, 1, knobs=knobs)[0][:2] == [first, START]
-    begun = [*row(0, PAUSED, 0, 1500, 5), *row(0, PAUSED, 0, 1400, 5), *row(0, PAUSED, 0, 1000, 9)]
-    assert side.slack(begun, 0, 1, knobs=knobs)[0][0] == 1, "of two that must go on the earlier deadline"
-    ranked = [*row(0, PAUSED, 0, 600, 5), *row(0, WAITS, 0, 9000, rank=LOW - 1)]
-    assert side.slack(ranked, 0, 1, knobs=knobs)[0][0] == 1, "a priority goes before all"
+        assert chosen(side.paused(0, 0, 0, left, 5), side.waits(1, 0, 0, 1450)) == first
+    begun = [side.paused(at, 0, 0, *rest) for at, rest in enumerate(((1500, 5), (1400, 5), (1000, 9)))]
+    assert chosen(*begun) == 1, "of two that must go on the earlier deadline"
+    ranked = side.paused(0, 0, 0, 600, 5), side.waits(1, 0, 0, 9000, rank=LOW - 1)
+    assert chosen(*ranked) == 1, "a priority goes before all"

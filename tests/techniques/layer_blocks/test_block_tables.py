@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from cotenant.predict.margin import SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.layer_blocks.policy import tables as tables_module
-from cotenant.techniques.layer_blocks.policy.floor import lowest
+from cotenant.techniques.layer_blocks.policy import block_model
+from cotenant.techniques.layer_blocks.policy.context import lowest
+from cotenant.techniques.layer_blocks.policy.price_plans import plans_of
 from cotenant.techniques.layer_blocks.policy.tables import ModelTables
 from cotenant.types import Tenant
 from cotenant.work import Share
@@ -23,22 +24,20 @@ TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS), LatencyRow(0, 1, 2, 6 * MS))
 
 def test_plans_are_made_again_for_other_latencies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    fill = tables_module.fill_plans
-    monkeypatch.setattr(tables_module, "fill_plans", lambda *given: (made.append(given), fill(*given)))
+    monkeypatch.setattr(block_model, "plans_of", lambda *given: (made.append(given), plans_of(*given))[1])
     tables = ModelTables(LANES, adapts=True, target=0.7, plans=True)
     predictor = TablePredictor({"a": TABLE})
     for same in (predictor, predictor.with_beside(0.5), predictor.with_margin(SafetyMargin(reply_ns=MS))):
         tables.use(same)
-        assert tables.number_of(TENANT, 0, 1) == 0
+        assert tables.model_of(TENANT, 0, 1) is tables.model_of(TENANT, 0, 1)
         assert len(made) == 1
     slower = predictor.scaled({"a": 2.0})
     tables.use(slower)
-    model = tables.number_of(TENANT, 0, 1)
+    assert tables.model_of(TENANT, 0, 1).ns[-1] == 12 * MS
     assert len(made) == 2
-    assert tables.spans[model][-1] == 12 * MS
     tables.use(TablePredictor({"b": TABLE}))
     tables.use(slower)
-    assert tables.number_of(TENANT, 0, 1) == 0
+    tables.model_of(TENANT, 0, 1)
     assert len(made) == 3, "nothing was known of it in between"
 
 

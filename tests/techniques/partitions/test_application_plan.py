@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import tomllib
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from application_samples import CHAIN, chain, write_application, write_models, x_of
@@ -16,6 +20,7 @@ from commands import Run
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.events import QueryArrived
 from cotenant.errors import PlanError
+from cotenant.repository import trace_path
 from cotenant.serve.server import Server
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
@@ -34,7 +39,10 @@ from cotenant.techniques.partitions.plan.types import (
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out, open_plan
 from cotenant.techniques.partitions.serve.plan_names import shares_of, stage_tenants
 from cotenant.techniques.partitions.serve.replan import Replanner
+from cotenant.trace import read
 from cotenant.types import Outcome
+from cotenant.wire.client import infer_once
+from processes import WAIT_S, serving
 from repositories import SLO_MS, config, scaled, write_model
 
 MS = 1_000_000
@@ -257,3 +265,38 @@ def test_a_repository_knows_its_applications(root: Path, run: Run) -> None:
     served = open_plan(root.parent / "plan.toml", 0, Cores((0, 1)), root=root)
     assert {load.tenant for load in served.loads} == {"twice", "thrice"}
     assert sum(served.shares_ns["chain"].values()) == pytest.approx(SLO_MS * MS, abs=2)
+
+
+def test_an_application_is_planned_and_served_by_its_plan(tmp_path: Path, run: Run) -> None:
+    root = write_models(tmp_path / "models", "twice", "thrice")
+    write_application(root, "chain", CHAIN)
+    (tmp_path / "tenants.toml").write_text(
+        '[[device]]\nname = "cpu"\ncores = 1\n\n[[application]]\nname = "chain"\nrate = 2\n'
+    )
+    plan = tmp_path / "plan.toml"
+    done, _, err = run("profile", root, "--budget", "0.05")
+    assert done == 0, err
+    done, _, err = run("plan", tmp_path / "tenants.toml", "--profiles", root, "--quick", "-o", plan)
+    assert done == 0, err
+    with serving(root, "--plan", str(plan), "--cores", "0") as process:
+        for seed in range(3):
+            outputs = infer_once(process.url, "chain", {"x": x_of(seed)})
+            np.testing.assert_allclose(outputs["y"], chain(x_of(seed))[0], rtol=1e-5)
+        with urllib.request.urlopen(f"{process.url}/v2/cotenant/plan", timeout=WAIT_S) as answer:
+            status = json.load(answer)
+        assert process.end(signal.SIGTERM) == 0
+        assert not [entry for entry in process.logs if "not served here" in entry["message"]]
+    slots = [slot["tenant"] for part in status["plan"]["partitions"] for slot in part["slots"]]
+    assert sorted(slots) == ["thrice", "twice"]
+    assert status["attainment"]["chain"] == 1.0
+    shares = {each["name"]: each["slo_ms"] for each in tomllib.loads(plan.read_text())["tenant"]}
+    records = list(read(trace_path(root))[1])
+    whole = next(record.event for record in records if record.kind == "ApplicationArrived")
+    first = next(record.event["query"] for record in records if record.kind == "QueryArrived")
+    assert first["deadline_ns"] - whole["arrival_ns"] == round(shares["chain.first"] * 1e6)
+    workload = tmp_path / "workload.toml"
+    workload.write_text('duration_s = 2.0\n[[tenant]]\nmodel = "chain"\nrate = 5.0\n')
+    done, out, err = run("simulate", workload, root, "--plan", plan, "--cores", "0", "--json")
+    assert done == 0, err
+    [simulated] = json.loads(out)["runs"]
+    assert simulated["tenants"]["chain"]["attainment"] == 1.0

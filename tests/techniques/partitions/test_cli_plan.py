@@ -18,6 +18,7 @@ from rich.console import Console
 
 from commands import Run
 from cotenant.errors import PlanError
+from cotenant.plan_file import sections_text
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.report.pictures import PALETTE, keys_of, short
@@ -56,6 +57,7 @@ from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
 from profile_files import save_current, write_profile
 from repositories import scaled, write_model
+from section_of_notes import noted
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ELASTIC = Elastic(with_interference=True, headroom=0.1)
@@ -348,6 +350,53 @@ def test_a_profile_is_needed_and_a_file_of_tenants(run: Run, folder: Path) -> No
     assert (status, "has its devices and headroom in its file" in " ".join(err.replace("│", " ").split())) == (2, True)
     status, _, err = run("plan", folder / "tenants.toml", "--profiles", folder)
     assert (status, "make it with 'cotenant profile'" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--placement", "net", "--goal", "latency"), "a model is placed by 'cotenant place REPOSITORY MODEL' now"),
+        (("--budget-s", 1, "--latency-bound-ms", "x"), "a model is placed by 'cotenant place REPOSITORY MODEL' now"),
+        (
+            ("--fresh", "--lanes", "all", "--together", "a,b", "--batch", "a=2"),
+            "joint plans are made by 'cotenant co-schedule REPOSITORY MODELS...' now",
+        ),
+        (
+            ("--budget-s", 1),
+            "--budget-s and --lanes are options of 'cotenant place' and 'cotenant co-schedule' now",
+        ),
+        (("--fresh",), "--fresh is an option of 'cotenant place' and 'cotenant co-schedule' now"),
+    ],
+)
+def test_options_of_other_commands_name_these(run: Run, options: tuple[object, ...], sentence: str) -> None:
+    assert run("plan", "models", *options) == (2, "", f"cotenant: {sentence}\n")
+    assert str(options[0]) not in run("plan", "--help")[1]
+
+
+@pytest.mark.parametrize(("rate", "fits"), [(0.001, True), (1e9, False)])
+def test_guaranteed_rates_above_the_lanes_are_refused(run: Run, tmp_path: Path, rate: float, fits: bool) -> None:
+    root = profiled(tmp_path / "models", 50, {"one": [(1, 1, 10), (2, 1, 18)]})
+    (root / "one" / "config.toml").write_text(f"[tenant]\nslo_ms = 50\nrate = {rate}\n")
+    file = tmp_path / "tenants.toml"
+    file.write_text('[[device]]\nname = "cpu"\ncores = 1\n[[tenant]]\nname = "one"\nrate = 1\n')
+    status, out, err = run("plan", file, "--profiles", root, "--quick")
+    assert (status, "the guaranteed rates (tenant.rate) take" in err) == ((0, False) if fits else (2, True)), out + err
+
+
+def test_the_check_of_a_file_without_tenants_asks_its_sections(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with noted(monkeypatch):
+        plan = tmp_path / "plan.toml"
+        plan.write_text(sections_text({"notes": {"notes": ["new", "old"]}}))
+        status, out, _ = run("plan", "--check", plan, "--profiles", tmp_path / "models")
+        assert (status, out) == (0, f"{plan} holds: note 'new', note 'old'.\nold\n")
+        plan.write_text(sections_text({"notes": {"notes": ["old", ""]}}))
+        status, out, _ = run("plan", "--check", plan, "--profiles", tmp_path / "models")
+        assert (status, out) == (1, f"{plan} does not hold, 1 violation:\n  note 1 is empty in models\nold\n")
+        status, out, _ = run("plan", "--check", plan, "--profiles", tmp_path / "models", "--json")
+        fault = "note 1 is empty in models"
+        assert json.loads(out) == {"holds": False, "violations": [fault], "stale": ["old"], "plan_file": str(plan)}
 
 
 def test_without_the_solver_it_says_so_and_plans(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`cotenant plan --placement`: measured with the real engine, kept where serving looks, checked, refused in words."""
+"""`cotenant place`: measured with the real engine, kept where serving looks, checked, refused in words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from commands import Run
-from cotenant.cli.plan import Aim
 from cotenant.measure.solo import Effort
 from cotenant.plan_file import TENANTS, read_sections
 from cotenant.repository import graphs_path, placement_path, tasks_path
-from cotenant.techniques.placement.cli import PlacementAsked, measured_ratio
+from cotenant.techniques.placement.cli import Aim, PlacementAsked, measured_ratio
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.placed import check_path
 from cotenant.techniques.placement.measure.tasks import measure_tasks
@@ -53,7 +52,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def known(root: Path, run: Run) -> Callable[[ModelTasks], ModelTasks]:
     """Puts made-up times of another graph into the profile of tasks, under the model's digest."""
-    assert run("plan", root, "--placement", "net", *BUDGET)[0] == 0
+    assert run("place", root, "net", *BUDGET)[0] == 0
     profile = load_tasks(tasks_path(root))
     mine = profile.models["net"][2]
 
@@ -72,20 +71,20 @@ def unchecked(monkeypatch: pytest.MonkeyPatch, tasks: ModelTasks, ratio: float =
 
 
 def test_a_model_is_measured_once_and_shown(root: Path, run: Run) -> None:
-    status, out, err = run("plan", root, "--placement", "net", "--lanes", "all", *BUDGET)
+    status, out, err = run("place", root, "net", "--lanes", "all", *BUDGET)
     assert status == 0, err
     assert "One after the other: " in out
     assert "ms placed" in out or "nothing is" in out
     assert "No launch of this server" not in out
     before = tasks_path(root).read_bytes()
-    status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--json")
+    status, out, _ = run("place", root, "net", *BUDGET, "--json")
     facts = json.loads(out)
     assert tasks_path(root).read_bytes() == before
     assert status == 0
     assert facts["cores"] == 2
     assert facts["latency_ns"] <= facts["sequential_ns"]
     assert len(facts["queueing_ns"]) == len(facts["service_ns"]) == sum(stage["tasks"] for stage in facts["stages"])
-    assert run("plan", root, "--placement", "net", *BUDGET, "--fresh", "--json")[0] == 0
+    assert run("place", root, "net", *BUDGET, "--fresh", "--json")[0] == 0
     assert tasks_path(root).read_bytes() != before
 
 
@@ -95,7 +94,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     tasks = known(wide_tasks(branches=14))
     unchecked(monkeypatch, tasks)
     kept, plan, svg = placement_path(graphs_path(root), tasks.graph, 2), tmp_path / "plan.toml", tmp_path / "plan.svg"
-    status, out, err = run("plan", root, "--placement", "net", *BUDGET, "--out", plan, "--svg", svg)
+    status, out, err = run("place", root, "net", *BUDGET, "--out", plan, "--svg", svg)
     assert status == 0, err
     assert f"Written: {plan}" in out
     assert "it takes 0.60 of the time of a run of the whole on 2 cores." in out
@@ -111,15 +110,15 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert "holds: net placed on 2 cores" in out
     unchecked(monkeypatch, tasks, 1.2)
     write_model(root, "net", config() + 'placement = "auto"\n', {1: residual_cnn})
-    status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
+    status, out, _ = run("place", root, "net", *BUDGET, "--lanes", "all")
     assert "it takes 1.20 of the time" in out
     assert "it is not 3 % quicker, and not kept for serving" in out
     assert not kept.exists()
     unchecked(monkeypatch, tasks, 0.98)  # within what equal ways differ by
-    assert run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")[0] == 0
+    assert run("place", root, "net", *BUDGET, "--lanes", "all")[0] == 0
     assert not kept.exists()
     unchecked(monkeypatch, tasks)
-    status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
+    status, out, _ = run("place", root, "net", *BUDGET, "--lanes", "all")
     assert kept.exists()
     assert "set " not in out
     known(linear_tasks(31))
@@ -129,7 +128,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     facts = json.loads(run("plan", "--check", plan, "--profiles", root, "--json")[1])
     assert not facts["holds"]
     unchecked(monkeypatch, known(linear_tasks()))
-    status, out, _ = run("plan", root, "--placement", "net", *BUDGET)
+    status, out, _ = run("place", root, "net", *BUDGET)
     assert status == 0
     assert "nothing is to be gained" in out
     assert not kept.exists()
@@ -139,7 +138,7 @@ def test_what_was_placed_is_measured_anew_each_time(root: Path, tmp_path: Path) 
     tasks = measure_tasks(root, "net", Share((0, 1)), measuring.TASK_EFFORT, on_step=lambda *_: None)[1]
     problem = PlacementProblem(graph_of(tasks), PLAIN)
     placement = placement_of("net", tasks.graph, problem, Heft().place(problem), 1, 1)
-    asked = PlacementAsked(root, "net", Aim.latency, None, 1.0, None, fresh=False)
+    asked = PlacementAsked(root, "net", Aim.latency, None)
     assert measured_ratio(asked, placement, Share((0, 1))) > 0
     path = check_path(graphs_path(root), placement)
     path.write_text("not read")
@@ -151,15 +150,15 @@ def test_throughput_counts_the_busiest_lane(
     root: Path, run: Run, known: Callable[[ModelTasks], ModelTasks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unchecked(monkeypatch, known(wide_tasks()))
-    least = json.loads(run("plan", root, "--placement", "net", *BUDGET, "--json")[1])
+    least = json.loads(run("place", root, "net", *BUDGET, "--json")[1])
     most = ("--goal", "throughput", "--latency-bound-ms", str(2 * least["latency_ns"] / 1e6))
-    facts = json.loads(run("plan", root, "--placement", "net", *BUDGET, "--json", *most)[1])
+    facts = json.loads(run("place", root, "net", *BUDGET, "--json", *most)[1])
     assert facts["goal"] == "throughput"
     assert facts["period_ns"] <= least["period_ns"]
     assert facts["latency_ns"] <= 2 * least["latency_ns"]
-    out = run("plan", root, "--placement", "net", *BUDGET, *most)[1]
+    out = run("place", root, "net", *BUDGET, *most)[1]
     assert "The busiest core is busy for " in out
-    status, _, err = run("plan", root, "--placement", "net", *BUDGET, *most[:3], "0.001")
+    status, _, err = run("place", root, "net", *BUDGET, *most[:3], "0.001")
     assert status == 2
     assert "no placement was found within the limits; in the nearest one the latency is" in err
 
@@ -171,42 +170,40 @@ def test_doubts_about_the_measurement_are_said(
     tasks = known(wide_tasks())
     slow = msgspec.structs.replace(tasks.core, whole_ns=2 * tasks.core.whole_ns)
     unchecked(monkeypatch, msgspec.structs.replace(tasks, core=slow, disturbance=1.7))
-    out = run("plan", root, "--placement", "net", *BUDGET)[1].replace("\n", " ")
+    out = run("place", root, "net", *BUDGET)[1].replace("\n", " ")
     assert "On one core the units add up to 0.50 of the measured whole" in out
     assert "wall time 1.70 of CPU time" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "says"),
     [
-        (("--placement", "other"), 2, "model 'other': there is no such directory"),
-        (("--placement", "net", "--latency-bound-ms", 5), 2, "--latency-bound-ms goes with --goal throughput"),
-        (("--placement", "net", "--poisson"), 2, "--poisson: it is no option of --placement"),
-        (("--placement", "net", "--goal", "beauty"), 2, "beauty"),
-        (("--profiles", ".", "--goal", "latency"), 2, "--goal: it needs --placement"),
-        (("--placement", "net", "--set", "device.cores=[0]"), 2, "--set"),
+        (("other",), "model 'other': there is no such directory"),
+        (("net", "--latency-bound-ms", 5), "--latency-bound-ms goes with --goal throughput"),
+        (("net", "--poisson"), "No such option: --poisson"),
+        (("net", "--goal", "beauty"), "beauty"),
+        ((), "Missing argument 'model'"),
+        (("net", "--set", "device.cores=[0]"), "--set"),
     ],
 )
-def test_what_cannot_be_placed_is_refused(
-    root: Path, run: Run, words: tuple[object, ...], status: int, says: str
-) -> None:
-    found = run("plan", root, *words)
-    assert (found[0] != 0) == (status != 0)
-    assert says in " ".join(found[2].replace("│", " ").split())
+def test_what_cannot_be_placed_is_refused(root: Path, run: Run, words: tuple[object, ...], says: str) -> None:
+    status, _, err = run("place", root, *words)
+    assert status == 2
+    assert says in " ".join(err.replace("│", " ").split())
 
 
 def test_one_core_and_a_gpu_that_is_not_there_are_refused(root: Path, run: Run) -> None:
     (root / "cotenant.toml").write_text("[device]\ncores = [0]\n")
-    assert "needs two cores at least, there is 1" in run("plan", root, "--placement", "net")[2]
+    assert "needs two cores at least, there is 1" in run("place", root, "net")[2]
     (root / "cotenant.toml").write_text('[device]\nkind = "cuda"\n')
-    assert "[device]: kind is 'cuda', but" in run("plan", root, "--placement", "net")[2]
+    assert "[device]: kind is 'cuda', but" in run("place", root, "net")[2]
 
 
 def test_a_plan_for_tenants_carries_the_placements_of_their_models(
     root: Path, run: Run, known: Callable[[ModelTasks], ModelTasks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unchecked(monkeypatch, known(wide_tasks(branches=14)))
-    assert run("plan", root, "--placement", "net", *BUDGET)[0] == 0
+    assert run("place", root, "net", *BUDGET)[0] == 0
     assert run("profile", root, "--budget", 0, "--lanes", "all")[0] == 0
     asked, plan = tmp_path / "tenants.toml", tmp_path / "plan.toml"
     asked.write_text('[[device]]\nname = "cpu"\ncores = 2\n[[tenant]]\nname = "net"\nrate = 1\nslo_ms = 1000\n')

@@ -1,4 +1,4 @@
-"""`cotenant plan --together`: how models that are there together run beside each other on the lanes of a server."""
+"""`cotenant co-schedule`: how models that are there together run beside each other on the lanes of a server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import chosen_of, print_json, settings_of
-from cotenant.cli.plan import PlanOptions
+from cotenant.cli.options import (
+    SEARCH_S,
+    Fresh,
+    Lanes,
+    PlanOutput,
+    Repository,
+    SearchTime,
+    chosen_of,
+    print_json,
+    settings_of,
+)
+from cotenant.cli.records import with_records
 from cotenant.errors import ConfigError
 from cotenant.files import write_whole
 from cotenant.plan_file import sections_text
@@ -39,8 +49,6 @@ class TogetherAsked:
 
     root: Path
     batches: Mapping[str, int]
-    budget_s: float
-    lanes: str | None
     fresh: bool
 
 
@@ -55,11 +63,11 @@ class _Set:
     sequential_ns: int
 
 
-def asked_batches(names: str, batches: str | None) -> dict[str, int]:
+def asked_batches(names: Sequence[str], batches: str | None) -> dict[str, int]:
     """Models by name, with the rows of each: 1 where nothing is said. Raises BadParameter for what is none of them."""
-    found = {name.strip(): 1 for name in names.split(",") if name.strip()}
-    if len(found) != len(names.split(",")):
-        raise typer.BadParameter(f"{names!r}, expected different models, as a,b,c", param_hint="--together")
+    found = dict.fromkeys(names, 1)
+    if len(found) != len(names) or not all(names):
+        raise typer.BadParameter(f"{' '.join(names)!r}, expected different models", param_hint="models")
     for part in batches.split(",") if batches else ():
         name, _, rows = (each.strip() for each in part.partition("="))
         if name not in found or not re.fullmatch(r"[1-9][0-9]{0,5}", rows):
@@ -69,40 +77,54 @@ def asked_batches(names: str, batches: str | None) -> dict[str, int]:
     return found
 
 
-def plan_together(options: PlanOptions) -> None:
-    """Measure or read the profiles of tasks, search, run what was found on the device, and show.
+@with_records
+def co_schedule(
+    repository: Repository,
+    models: Annotated[list[str], typer.Argument(help="Models of which queries come together.", show_default=False)],
+    *,
+    batch: Annotated[
+        str | None, typer.Option(metavar="MODEL=ROWS,...", help="Rows of each query.", show_default="1 each")
+    ] = None,
+    budget_s: SearchTime = SEARCH_S,
+    fresh: Fresh = False,
+    lanes: Lanes = None,
+    output: PlanOutput,
+) -> None:
+    """Plan how several models run beside each other on the lanes of a server when queries of them come together.
 
-    A plan that is believed and measured to gain is kept where serving looks; else none is.
+    Measures the units of the models, searches where models wait for each other
+    and which are cut along the batch, and runs the best plans on the device. A
+    plan that gains 3 % at least is kept in the repository for the policy
+    'clustered'; else none is. Ctrl-C ends the search with the best plan so far.
     """
     from cotenant.techniques.granularity.plan.kept import keep_together, together_of
     from cotenant.techniques.granularity.plan.overview import overview
     from cotenant.techniques.granularity.plan_section import TOGETHER
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
 
-    batches = asked_batches(options.together, options.batch)
-    asked = TogetherAsked(options.repository, batches, options.budget_s, options.lanes, options.fresh)
-    settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
-    lanes = _lanes(settings)
-    known = _measured(asked, lanes, as_json=options.as_json)
-    found = _searched(known, asked.budget_s, as_json=options.as_json)
+    asked = TogetherAsked(repository, asked_batches(models, batch), fresh)
+    settings = settings_of(repository, chosen_of(None, lanes=lanes))
+    shares = _lanes(settings)
+    known = _measured(asked, shares, as_json=output.as_json)
+    found = _searched(known, budget_s, as_json=output.as_json)
     view = overview(known.tables, known.rules, found, known.sequential_ns)
-    made = together_of(found, known.tables, known.digests, len(lanes), lanes[0].size)
+    made = together_of(found, known.tables, known.digests, len(shares), shares[0].size)
     rehearsed, kept = None, None
     if view.gains:
         candidates = [each for each in found.alternatives if not each.is_streams][:_REHEARSED]
-        rehearsed = _rehearsed(asked, settings, lanes, candidates)
+        rehearsed = _rehearsed(asked, settings, shares, candidates)
         best = (
             min((ns, number) for number, ns in enumerate(rehearsed.plans_ns) if ns) if any(rehearsed.plans_ns) else None
         )
         if best is not None and best[0] <= KEPT_UP_TO * min(rehearsed.streams_ns, rehearsed.sequential_ns):
             kept = _as_measured(made, candidates[best[1]], rehearsed, best[0])
-    keep_together(asked.root, kept, made.key)
-    written = [] if kept is None else [_together_path(asked.root)]
-    if options.out is not None and kept is not None:
-        write_whole(options.out, sections_text({TOGETHER: (kept,)}).encode())
-        written.append(options.out)
+    keep_together(repository, kept, made.key)
+    written = [] if kept is None else [_together_path(repository)]
+    if output.out is not None and kept is not None:
+        write_whole(output.out, sections_text({TOGETHER: (kept,)}).encode())
+        written.append(output.out)
     notes = _doubts(view, rehearsed) + (_use(settings) if kept is not None else [])
-    _show(view, rehearsed, kept, notes, written, options.svg, as_json=options.as_json)
+    _show(view, rehearsed, kept, notes, written, output)
 
 
 def _lanes(settings: ServerConfig) -> tuple[Share, ...]:
@@ -228,17 +250,15 @@ def _show(
     kept: TogetherPlan | None,
     notes: list[str],
     written: list[Path],
-    svg: Path | None,
-    *,
-    as_json: bool,
+    output: PlanOutput,
 ) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.granularity.report import together_lines, together_picture, together_svg
 
-    if svg is not None:
-        write_whole(svg, together_svg(view, " and ".join(view.members)).encode())
-        written = [*written, svg]
-    if as_json:
+    if output.svg is not None:
+        write_whole(output.svg, together_svg(view, " and ".join(view.members)).encode())
+        written = [*written, output.svg]
+    if output.as_json:
         print_json(_facts(view, rehearsed, kept, notes, written))
         return
     console = make_console()

@@ -25,7 +25,7 @@ class TogetherSection(FileSection):
     """Joint plans, at most one for each set of models, batches and lanes."""
 
     keys: ClassVar = (TOGETHER,)
-    comment: ClassVar = "# Made by 'cotenant plan --together'; 'cotenant plan --check' tells whether it holds.\n"
+    comment: ClassVar = "# Made by 'cotenant co-schedule'; 'cotenant plan --check' tells whether it holds.\n"
 
     def read(self, table: dict[str, Any], where: str) -> tuple[TogetherPlan, ...]:
         """The plans. Whether they hold is for `check` to say."""

@@ -49,7 +49,7 @@ def compile_(
         compile_repository,
     )
 
-    settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
+    settings = settings_of(repository, chosen_of(None, lanes=lanes))
     cores_alone(settings.device, "models are compiled")  # not on a GPU
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
     with progress_bar(quiet=as_json, what="compiling") as on_step:

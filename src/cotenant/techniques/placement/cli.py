@@ -1,14 +1,28 @@
-"""`cotenant plan --placement`: where each branch of a wide model runs best, on cores, or on a GPU and cores."""
+"""`cotenant place`: where each branch of a wide model runs best, on cores, or on a GPU and cores."""
 
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cotenant.cli.options import chosen_of, print_json, settings_of
-from cotenant.cli.plan import Aim, PlanOptions
+import typer
+
+from cotenant.cli.options import (
+    SEARCH_S,
+    Fresh,
+    Lanes,
+    PlanOutput,
+    Repository,
+    SearchTime,
+    a_number,
+    chosen_of,
+    print_json,
+    settings_of,
+)
+from cotenant.cli.records import with_records
 from cotenant.errors import ConfigError
 from cotenant.files import write_whole
 from cotenant.plan_file import sections_text
@@ -34,6 +48,13 @@ _EXPLAINED = (0.9, 1.1)
 """Between these, the units add up to the measured whole."""
 
 
+class Aim(StrEnum):
+    """What a placement makes small."""
+
+    latency = "latency"
+    throughput = "throughput"
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementAsked:
     """A model to place, and the goal."""
@@ -42,9 +63,6 @@ class PlacementAsked:
     model: str
     aim: Aim
     latency_bound_ms: float | None
-    budget_s: float
-    lanes: str | None
-    fresh: bool
 
     def goal(self) -> PlacementGoal:
         """The goal of the search. Raises ConfigError for a bound on what is to be small anyway."""
@@ -58,10 +76,32 @@ class PlacementAsked:
         return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
 
 
-def plan_placement(options: PlanOptions) -> None:
-    """Measure or read the model's profile of tasks, search, measure what was found, and show.
+@with_records
+def place(
+    repository: Repository,
+    model: Annotated[str, typer.Argument(help="Model whose branches are placed.", show_default=False)],
+    *,
+    goal: Annotated[Aim, typer.Option(help="What is made small.")] = Aim.latency,
+    latency_bound_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=3_600_000,
+            callback=a_number,
+            help="Most latency of a placement for throughput.",
+            show_default=False,
+        ),
+    ] = None,
+    budget_s: SearchTime = SEARCH_S,
+    fresh: Fresh = False,
+    lanes: Lanes = None,
+    output: PlanOutput,
+) -> None:
+    """Place the branches of one wide model on the cores of a share, or on a GPU and cores beside it.
 
-    A placement that is believed to gain, and measured to, by 3 % at least, is kept where serving looks; else none is.
+    Measures the units of the model, searches, and measures what was found. A
+    placement that gains 3 % at least is kept in the repository for models with
+    placement = "auto"; else none is.
     """
     from cotenant.cli.profile import progress_bar
     from cotenant.repository import graphs_path, placement_path
@@ -74,28 +114,18 @@ def plan_placement(options: PlanOptions) -> None:
     from cotenant.techniques.placement.plan_section import PLACEMENT
     from cotenant.techniques.placement.unit_placement import save_placement
 
-    asked = PlacementAsked(
-        options.repository,
-        options.placement,
-        options.goal or Aim.latency,
-        options.latency_bound_ms,
-        options.budget_s,
-        options.lanes,
-        options.fresh,
-    )
-    goal = asked.goal()
-    settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
+    asked = PlacementAsked(repository, model, goal, latency_bound_ms)
+    sought = asked.goal()
+    settings = settings_of(repository, chosen_of(None, lanes=lanes))
     share, is_served = _share(settings)
-    with _opened(settings, share) as where, progress_bar(quiet=options.as_json, what="measuring") as on_step:
-        tenant, tasks = measure_tasks(
-            asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, place=where
-        )
+    with _opened(settings, share) as where, progress_bar(quiet=output.as_json, what="measuring") as on_step:
+        tenant, tasks = measure_tasks(repository, model, share, TASK_EFFORT, fresh=fresh, on_step=on_step, place=where)
     notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
-    found = _searched(problem, goal, tasks, asked.budget_s, as_json=options.as_json)
+    found = _searched(problem, sought, tasks, budget_s, as_json=output.as_json)
     view = overview(tenant, problem, found)
     ratio, written = None, []
-    graphs = graphs_path(asked.root)
+    graphs = graphs_path(repository)
     path = placement_path(graphs, tasks.graph, tasks.cores, tasks.sms)
     path.unlink(missing_ok=True)
     if view.gains:
@@ -108,10 +138,10 @@ def plan_placement(options: PlanOptions) -> None:
             save_placement(path, placement)
             written = [path]
             notes += _use(asked, is_served=is_served)
-        if options.out is not None:
-            write_whole(options.out, sections_text({PLACEMENT: (placement,)}).encode())
-            written.append(options.out)
-    _show(asked, view, tasks, ratio, notes, written, options.svg, as_json=options.as_json)
+        if output.out is not None:
+            write_whole(output.out, sections_text({PLACEMENT: (placement,)}).encode())
+            written.append(output.out)
+    _show(asked, view, tasks, ratio, notes, written, output)
 
 
 def _share(settings: ServerConfig) -> tuple[Share, bool]:
@@ -241,19 +271,17 @@ def _show(
     ratio: float | None,
     notes: list[str],
     written: list[Path],
-    svg: Path | None,
-    *,
-    as_json: bool,
+    output: PlanOutput,
 ) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
     from cotenant.techniques.placement.report import placement_lines, placement_picture, placement_svg
 
     is_kept = ratio is not None and ratio <= KEPT_UP_TO
-    if svg is not None:
-        write_whole(svg, placement_svg(view, f"{view.model} on {tasks.where}").encode())
-        written = [*written, svg]
-    if as_json:
+    if output.svg is not None:
+        write_whole(output.svg, placement_svg(view, f"{view.model} on {tasks.where}").encode())
+        written = [*written, output.svg]
+    if output.as_json:
         print_json(_facts(asked, view, tasks, ratio, notes, written))
         return
     console = make_console()

@@ -32,7 +32,7 @@ def read_tasks(roots: Sequence[Path], models: Collection[str] = (), *, stale: bo
             measured = {tenant: by_size for tenant, by_size in measured.items() if tenant not in gone}
         else:
             of_models = {tenant: by_size for tenant, by_size in measured.items() if tenant in models}
-            command = f"cotenant plan {root} --placement MODEL"
+            command = f"cotenant place {root} MODEL"
             refuse_changes(_changes(root, of_models), root, stale=stale, command=command)
         found |= measured
     return found

@@ -25,7 +25,7 @@ class PlacementSection(FileSection):
     """Placements. A plan of tenants takes those that the repository keeps of the tenants' models."""
 
     keys: ClassVar = (PLACEMENT,)
-    comment: ClassVar = "# Made by 'cotenant plan --placement'; 'cotenant plan --check' tells whether it holds.\n"
+    comment: ClassVar = "# Made by 'cotenant place'; 'cotenant plan --check' tells whether it holds.\n"
 
     def read(self, table: dict[str, Any], where: str) -> tuple[UnitPlacement, ...]:
         """The placements. Whether they hold is for `check` to say."""

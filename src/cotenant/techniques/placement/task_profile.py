@@ -120,4 +120,4 @@ def save_tasks(path: Path, profile: TaskProfile) -> None:
 
 def load_tasks(path: Path) -> TaskProfile:
     """Read a profile of tasks. Raises ProfileError when it is none."""
-    return load(path, TaskProfile, FORMAT, ProfileError, "make it with 'cotenant plan --placement'")
+    return load(path, TaskProfile, FORMAT, ProfileError, "make it with 'cotenant place'")

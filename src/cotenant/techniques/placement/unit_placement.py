@@ -130,4 +130,4 @@ def save_placement(path: Path, placement: UnitPlacement) -> None:
 
 def load_placement(path: Path) -> UnitPlacement:
     """Read a placement. Raises ProfileError when it is none."""
-    return load(path, UnitPlacement, FORMAT, ProfileError, "run 'cotenant plan --placement' again")
+    return load(path, UnitPlacement, FORMAT, ProfileError, "run 'cotenant place' again")

@@ -1,6 +1,6 @@
 """Plans of models that are there together as a repository keeps them: read for serving, and judged by what is measured.
 
-They lie in a plan file of their own, whose `[[together]]` sections `cotenant plan --together` replaces one by one.
+They lie in a plan file of their own, whose `[[together]]` sections `cotenant co-schedule` replaces one by one.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def together_faults(
     for member in plan.members:
         table = tables.get(member.model)
         if table is None:
-            return [f"{where}: the units of {member.model!r} were not measured; run 'cotenant plan --together'"]
+            return [f"{where}: the units of {member.model!r} were not measured; run 'cotenant co-schedule'"]
         if (member.graph, member.units) != (digests[member.model], table.size):
             return [f"{where}: is of {member.model!r} as it was ({member.graph}), and {digests[member.model]} is there"]
     evaluator = JointEvaluator([tables[member.model] for member in plan.members], rules)

@@ -68,7 +68,7 @@ class TogetherPlans(Service):
             return
         for plan in self._kept:
             if verdict(plan, measured)[1]:
-                text = "%s: is stale, as it was made from another profile; 'cotenant plan --together' makes another one"
+                text = "%s: is stale, as it was made from another profile; 'cotenant co-schedule' makes another one"
                 _log.warning(text, words_of(plan))
 
     def cuts(self, opened: VersionFacts, policy: Policy, cuts: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class TogetherPlans(Service):
                     self._told.add(member.model)
                     _log.warning(
                         "the plan for %r beside others is stale, since the model or its configuration changed: "
-                        "'cotenant plan --together' makes another one",
+                        "'cotenant co-schedule' makes another one",
                         member.model,
                     )
         if tuple(found) == getattr(policy, "joint_plans", ()):

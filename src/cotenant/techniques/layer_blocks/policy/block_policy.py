@@ -1,7 +1,8 @@
-"""What all policies of blocks have in common: lanes of one size, any union of which a launch may get."""
+"""The base of policies of blocks: lanes of one size, any union of which a launch may get."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, ClassVar
@@ -12,7 +13,8 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
 from cotenant.policies.base import CheckedOptions
 from cotenant.policies.desk import Key
-from cotenant.techniques.layer_blocks.policy.floor import Floor
+from cotenant.techniques.layer_blocks.policy.context import DecisionContext
+from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Change
 from cotenant.techniques.layer_blocks.policy.tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
@@ -25,7 +27,7 @@ FEW_LANES = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockPolicy(CheckedOptions):
-    """A policy of blocks without `decide`: it launches in any union of its lanes, which are of one size.
+    """A policy of blocks without `changes`: it launches in any union of its lanes, which are of one size.
 
     `drop`: when waiting queries are given up. Raises InvalidValueError when there is no lane, lanes differ in size or
     device, or `drop` is not a DropRule.
@@ -71,8 +73,8 @@ class BlockPolicy(CheckedOptions):
         """(priority, arrival)."""
         return (tenant.rank, query.id)
 
-    def floor(self, snapshot: Snapshot, memory: object) -> Floor:
-        """The rows of a decision, and the tables that it looks up, which are the policy's memory."""
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """Decide once. The memory is the cache of models."""
         if not isinstance(memory, ModelTables):
             memory = ModelTables(
                 self.lanes,
@@ -81,8 +83,9 @@ class BlockPolicy(CheckedOptions):
                 plans=self.plans,
                 memory=self.byte_price,
             )
-        return Floor(snapshot, self.lanes, memory, self.drop)
+        context = DecisionContext(snapshot, self.lanes, memory, self.drop)
+        return context.decision(self.changes(context.blocks, snapshot))
 
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Decide once. Raises NotImplementedError: subclasses decide."""
+    def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
+        """What the policy starts, expands and sheds. Raises NotImplementedError: subclasses decide."""
         raise NotImplementedError

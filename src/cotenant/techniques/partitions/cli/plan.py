@@ -2,65 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import print_json
-from cotenant.cli.plan import EXIT_INFEASIBLE, PlanOptions, check_sections, print_faults, words_of
+from cotenant import registry
+from cotenant.cli.options import PlanOutput, Stale, a_number, print_json
+from cotenant.cli.records import with_records
+from cotenant.errors import PlanError
 from cotenant.files import write_whole
-from cotenant.plan_file import TENANTS, read_sections, sections, sections_text
+from cotenant.plan_file import TENANTS, SectionCheck, read_sections, sections, sections_text
 from cotenant.techniques.partitions.cli.plan_inputs import basis_for, tables_of, with_devices
 
 if TYPE_CHECKING:
     from cotenant.techniques.partitions.plan.advice import Remedy
     from cotenant.techniques.partitions.plan.file import PlanFile, Request
     from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts
-    from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
+    from cotenant.techniques.partitions.plan.types import Infeasible, Planner
 
+EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
 SIMULATED_S = 60.0
 _SEARCH_EFFORT = 0.2
 _SIMULATED_ROWS = 20_000
+_PLANNERS = tuple(registry.built_in(registry.PLANNERS))
 
 
-def plan_tenants(options: PlanOptions) -> None:
-    """Plan tenants onto devices, check the plan and show it; or check the plan of `options.check`."""
-    from cotenant.techniques.partitions.plan.file import read_plan, read_request
-    from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
+def _refused(sentence: str) -> Callable[[str | None], None]:
+    """Callback of options that `cotenant plan` no longer has."""
 
-    if options.check is not None:
-        _check(options.check, options)
+    def refuse(value: str | None) -> None:
+        if value:
+            raise PlanError(sentence)
+
+    return refuse
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOptions:
+    """Record of the options that other commands have now; they are refused for one version."""
+
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            *("--placement", "--goal", "--latency-bound-ms"),
+            hidden=True,
+            is_eager=True,
+            callback=_refused("a model is placed by 'cotenant place REPOSITORY MODEL' now"),
+        ),
+    ] = None
+    together: Annotated[
+        str | None,
+        typer.Option(
+            *("--together", "--batch"),
+            hidden=True,
+            is_eager=True,
+            callback=_refused("joint plans are made by 'cotenant co-schedule REPOSITORY MODELS...' now"),
+        ),
+    ] = None
+    searched: Annotated[
+        str | None,
+        typer.Option(
+            *("--budget-s", "--lanes"),
+            hidden=True,
+            callback=_refused("--budget-s and --lanes are options of 'cotenant place' and 'cotenant co-schedule' now"),
+        ),
+    ] = None
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            hidden=True,
+            callback=_refused("--fresh is an option of 'cotenant place' and 'cotenant co-schedule' now"),
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """Record of the options that say which measurements a plan rests on."""
+
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A profiled repository or a profile file; DEVICE=PROFILE for one kind of device. May be given several "
+            "times.",
+            show_default=False,
+        ),
+    ] = None
+    quantile: Annotated[str, typer.Option(help="Of measured latency, that the plan rests on.")] = "p95"
+    stale: Stale = False
+
+    def tables(self) -> dict[str, ProfileCosts]:
+        """Costs by name of device type. Raises as `tables_of`."""
+        return tables_of(self.profiles or (), self.quantile)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """Record of the options that say who plans, and for which rates."""
+
+    planner: Annotated[
+        str, typer.Option(help=f"Who plans: {', '.join((*_PLANNERS, 'or one that a package adds'))}.")
+    ] = _PLANNERS[0]
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=10, callback=a_number, help="Share added to every rate.", show_default=f"{DEFAULT_HEADROOM}"
+        ),
+    ] = None
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
+    ] = False
+    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False
+
+    @property
+    def share(self) -> float:
+        """What is added to every rate, as a share of it."""
+        return self.headroom if self.headroom is not None else 0.0 if self.poisson else DEFAULT_HEADROOM
+
+    def planners(self) -> tuple[Planner, Planner]:
+        """The planner, and the same with less effort, for the many plans of a search. Raises PlanError."""
+        from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
+
+        if self.planner == "ours" and find_spec("ortools") is None:
+            text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
+            typer.echo(f"cotenant: planner {self.planner}: {text}", err=True)
+        made = make_planner(self.planner, self.share), make_planner(self.planner, self.share, _SEARCH_EFFORT)
+        return (ForBursts(made[0]), ForBursts(made[1])) if self.poisson else made
+
+
+@with_records
+def plan(
+    tenants: Annotated[
+        Path | None, typer.Argument(help="File of tenants, rates, SLOs and devices (TOML).", show_default=False)
+    ] = None,
+    *,
+    costs: CostOptions,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
+    ] = None,
+    planning: PlannerOptions,
+    check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
+    output: PlanOutput,
+    moved: MovedOptions,
+) -> None:
+    """Plan tenants onto devices from measured profiles, check the plan, and show it.
+
+    Says whether it fits, on how many devices, how, and who breaks first. Status 1
+    when it does not fit, with what would mend it. With --check it judges a plan
+    file, also one of 'cotenant place' or 'cotenant co-schedule'.
+    """
+    if not costs.profiles:
+        raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
+    if (tenants is None) == (check is None):
+        raise typer.BadParameter("expected a file of tenants, or --check PLAN", param_hint="TENANTS")
+    if planning.poisson and planning.headroom is not None:
+        raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
+    if check is not None:
+        if devices or output.out or planning.running or planning.poisson or planning.headroom is not None:
+            text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
+            raise typer.BadParameter(text, param_hint="--check")
+        _check(check, costs, output)
         return
-    tables = tables_of(options.profiles, options.quantile)
-    assert options.tenants is not None
-    planner, poisson = options.planner, options.poisson
-    share = options.headroom if options.headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
-    if planner == "ours" and find_spec("ortools") is None:
-        text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
-        typer.echo(f"cotenant: planner {planner}: {text}", err=True)
-    made_by, searching = make_planner(planner, share), make_planner(planner, share, _SEARCH_EFFORT)
-    if poisson:
-        made_by, searching = ForBursts(made_by), ForBursts(searching)
+    assert tenants is not None
+    from cotenant.techniques.partitions.plan.file import read_request
+
+    tables = costs.tables()
+    planners = planning.planners()
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
-    request = with_devices(read_request(options.tenants, known, applications), options.devices)
-    basis = basis_for(tables, request, stale=options.stale)
+    request = with_devices(read_request(tenants, known, applications), devices)
+    basis = basis_for(tables, request, stale=costs.stale)
     request = replace(request, devices=basis.devices)
-    before = read_plan(options.running).plan if options.running else None
-    file, answers = _planned(
-        made_by, searching, request, basis, share, before, quick=options.quick, as_json=options.as_json
-    )
+    file, answers = _planned(planners, planning, request, basis, as_json=output.as_json)
     contents = {TENANTS: file, **_kept(_roots(tables), {load.model for load in request.loads})}
-    if options.out is not None:
-        write_whole(options.out, sections_text(contents).encode())
-    answers["poisson"] = poisson
-    _show(contents, basis, answers, options.svg, as_json=options.as_json, written=options.out)
+    if output.out is not None:
+        write_whole(output.out, sections_text(contents).encode())
+    answers["poisson"] = planning.poisson
+    _show(contents, basis, answers, output)
 
 
 def _roots(tables: Mapping[str, ProfileCosts]) -> list[Path]:
@@ -74,29 +201,22 @@ def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
 
 
 def _planned(
-    planner: Planner,
-    searching: Planner,
-    request: Request,
-    basis: CostBasis,
-    headroom: float,
-    running: Plan | None,
-    *,
-    quick: bool,
-    as_json: bool,
+    planners: tuple[Planner, Planner], planning: PlannerOptions, request: Request, basis: CostBasis, *, as_json: bool
 ) -> tuple[PlanFile, dict[str, Any]]:
     """A plan that was checked, and what else was found by planning; ends the command where there is none.
 
-    `searching` is the same planner with less effort, for the many plans of a search.
+    `planners` are those of `PlannerOptions.planners`.
     """
     from cotenant.cli.console import console as make_console
-    from cotenant.errors import PlanError
     from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
     from cotenant.techniques.partitions.plan.assess import violations
-    from cotenant.techniques.partitions.plan.file import PlanFile
+    from cotenant.techniques.partitions.plan.file import PlanFile, read_plan
     from cotenant.techniques.partitions.plan.planners import is_blind
     from cotenant.techniques.partitions.plan.scaling import least_devices
     from cotenant.techniques.partitions.plan.types import Infeasible
 
+    planner, searching = planners
+    running = read_plan(planning.running).plan if planning.running else None
     advisor = Advisor(searching, request, basis.costs)
     loads = all_loads(request, request.devices, basis.costs)
     with make_console(stderr=True).status("planning") as status:
@@ -105,7 +225,7 @@ def _planned(
             status.update("searching what would mend it")
             _show_infeasible(found, advisor.remedies(found), basis, planner.name, as_json=as_json)
             raise typer.Exit(EXIT_INFEASIBLE)
-        wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
+        wrong = violations(found, loads, request.devices, basis.costs, planning.share, request.applications)
         if wrong:
             blind = (
                 "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
@@ -114,45 +234,74 @@ def _planned(
         status.update("searching the least number of devices")
         least = least_devices(planner, loads, request.devices, basis.costs, found)
         status.update("searching how far rates may grow")
-        growth = None if quick else advisor.growth()
-    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint)
+        growth = None if planning.quick else advisor.growth()
+    file = PlanFile(replace(request, loads=loads), found, planning.share, basis.fingerprint)
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, options: PlanOptions) -> None:
+def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
+    """Say whether a plan file holds on what was measured; ends the command if not."""
     from cotenant.techniques.partitions.plan.assess import violations
 
     contents = read_sections(path)
+    if TENANTS not in contents:
+        _check_others(path, contents, costs, output)
+        return
     file: PlanFile = contents[TENANTS]
-    tables = tables_of(options.profiles, options.quantile)
-    basis = basis_for(tables, file.request, stale=options.stale)
+    tables = costs.tables()
+    basis = basis_for(tables, file.request, stale=costs.stale)
     request = replace(file.request, devices=basis.devices)
     contents[TENANTS] = file = replace(file, request=request)
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
-    faults, old = check_sections(contents, _roots(tables), stale=None)
+    faults, old = _check_sections(contents, _roots(tables), stale=None)
     wrong += faults
     same = file.profile == basis.fingerprint and not old
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
-        if options.as_json:
+        if output.as_json:
             print_json({**facts, "plan_file": str(path)})
         else:
-            print_faults(path, wrong, basis.notes)
+            _print_faults(path, wrong, basis.notes)
             if not same:
                 print("It was made from another profile.")
         raise typer.Exit(EXIT_INFEASIBLE)
-    _show(contents, basis, facts, options.svg, as_json=options.as_json)
+    _show(contents, basis, facts, output)
 
 
-def _show(
-    contents: Mapping[str, Any],
-    basis: CostBasis,
-    answers: dict[str, Any],
-    svg: Path | None,
-    *,
-    as_json: bool,
-    written: Path | None = None,
-) -> None:
+def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, output: PlanOutput) -> None:
+    """The same of a plan file without tenants."""
+    roots = [Path(text) for text in costs.profiles or ()]
+    faults, old = _check_sections(contents, roots, stale=costs.stale)
+    if output.as_json:
+        print_json({"holds": not faults, "violations": faults, "stale": old, "plan_file": str(path)})
+    else:
+        if faults:
+            _print_faults(path, faults)
+        else:
+            print(f"{path} holds: {', '.join(words for _, words in _words_of(contents))}.")
+        print(*old, sep="\n", end="\n" if old else "")
+    if faults:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
+    """Judge all sections of a plan file together: see `FileSection.check`."""
+    found = [sections()[name].check(content, roots, stale=stale) for name, content in contents.items()]
+    return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
+
+
+def _words_of(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each part of a plan file in a few words, with the name of its section."""
+    return [(name, words) for name, content in contents.items() for words in sections()[name].words(content)]
+
+
+def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) -> None:
+    """Say why a plan file does not hold."""
+    print(f"{path} does not hold, {len(faults)} violation{'' if len(faults) == 1 else 's'}:")
+    print(*(f"  {sentence}" for sentence in (*faults, *notes)), sep="\n")
+
+
+def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any], output: PlanOutput) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.partitions.plan.assess import assess, turn_notes
     from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
@@ -163,7 +312,7 @@ def _show(
     notes = (
         *basis.notes,
         *turn_notes(made, request.loads, basis.costs),
-        *(f"{name}: {words}" for name, words in words_of(contents)),
+        *(f"{name}: {words}" for name, words in _words_of(contents)),
     )
     facts: dict[str, Any] = {
         **answers,
@@ -176,9 +325,9 @@ def _show(
         "devices_used": len(made.devices),
         "simulated": _simulated(file, basis),
     }
-    if svg is not None:
-        write_whole(svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
-    if as_json:
+    if output.svg is not None:
+        write_whole(output.svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
+    if output.as_json:
         import msgspec
 
         print_json(
@@ -192,7 +341,7 @@ def _show(
     console.print()
     for line in summary_lines(view, facts, notes):
         console.print(line, highlight=False)
-    for path in (written, svg):
+    for path in (output.out, output.svg):
         if path is not None:
             console.print(f"Written: {path}", highlight=False)
 

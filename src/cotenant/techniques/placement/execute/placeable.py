@@ -45,7 +45,7 @@ class Placeable(RunnerWrapper):
             if each.graph != graph:
                 raise ProfileError(
                     f"placement of {each.model!r}: it is of graph {each.graph}, expected {graph}; "
-                    "run 'cotenant plan --placement' again"
+                    "run 'cotenant place' again"
                 )
             order, place = each.places(self.dfg.unit_names, device_names(each.cores, each.sms))
             pieces[each.size] = pieces_of(self.dfg, order, [cores_of(device, each.sms) for device in place])

@@ -59,7 +59,7 @@ class PlacementRunStrategy(RunStrategy):
         gains = follow_fast(model, trial)
         if not gains:
             _log.warning(
-                "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
+                "model %r: placement is 'auto', and it has none that gains: 'cotenant place REPOSITORY %s' seeks one",
                 *(name, name),
             )
         return gains

@@ -24,7 +24,7 @@ def placement_faults(placement: UnitPlacement, measured: Mapping[int, ModelTasks
     tasks = measured.get(placement.size)
     if tasks is None:
         return [
-            f"{where}: the model's tasks were not measured there; run 'cotenant plan --placement {placement.model}'"
+            f"{where}: the model's tasks were not measured there; run 'cotenant place REPOSITORY {placement.model}'"
         ]
     if placement.graph != tasks.graph:
         return [f"{where}: is of the graph {placement.graph}, and {tasks.graph} was measured"]

@@ -1,13 +1,13 @@
-"""Pure rules of `layer_block`: dynamic blocks (VELTAIR, ASPLOS 2022, Algorithms 2 and 3), and blocks of a fixed size.
+"""Flat rules of `layer_block`: dynamic blocks (VELTAIR, ASPLOS 2022, Algorithms 2 and 3), and blocks of a fixed size.
 
-How they are written, and what `jobs` and `out` hold, is in `rules`.
+How they are written, and what `jobs` and `out` hold, is in `_flat`.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 
-from cotenant.techniques.layer_blocks.policy.rules import (
+from bench.papers.veltair._flat import (
     ACTS,
     ARRIVAL,
     CORES,

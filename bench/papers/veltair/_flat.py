@@ -1,7 +1,8 @@
-"""Pure rules of blocks of units: cores, pivots, thresholds, pressure. VELTAIR (ASPLOS 2022), sections 4.2 and 4.3.
+"""Flat rules of blocks of units: cores, pivots, thresholds, pressure. VELTAIR (ASPLOS 2022), sections 4.2 and 4.3.
 
-Everything in this module and in those beside it whose names begin with `rules` is written so that a compiler for
-numeric Python takes it as it stands: ints, floats and flat sequences alone. What a sequence holds:
+A copy of the product's rules (`techniques/layer_blocks/policy`) for benchmarks that play millions of decisions: this
+module, `_flat_blocks` and `_flat_slack` have ints, floats and flat sequences alone, which numba compiles as they stand.
+A test holds both equal. What a sequence holds:
 
 `dims` has four numbers a model m from 4 * m on: units, versions, pressure levels and cores. `spans` is `Spans.ns` of
 one model and `moved` its `Spans.moved` (core/predictor.py). Times are ns, `bandwidth` is bytes per ns.

@@ -1,6 +1,6 @@
-"""Pure rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack.
+"""Flat rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack.
 
-How they are written, and what `jobs` and `out` hold, is in `rules`. A *plan* of a model at a level and a price says for
+How they are written, and what `jobs` and `out` hold, is in `_flat`. A *plan* of a model at a level and a price says for
 each unit on how many cores a block that begins there runs, and up to which unit these are held. Prices are in cores:
 a unit that takes t on c cores costs (c + price) * t, so at a price of 0 the least core time wins, and the higher the
 price the sooner it is over. `prices` rise; with g for one of them and u for a unit,
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 
-from cotenant.techniques.layer_blocks.policy.rules import (
+from bench.papers.veltair._flat import (
     DEADLINE,
     DUE,
     END,
