@@ -70,17 +70,22 @@ class App(Protocol):
         """The answer to bytes that are no request."""
 
 
-def readable_since(connection: Any) -> int:
+def readable_since(descriptor: int) -> int:
     """The monotonic time, in nanoseconds, since when the bytes just read from a TCP connection could be read.
 
     The kernel notes it for the last piece that came, to one of its ticks (1 to 4 ms). Where it does not tell: now.
     """
     now = time.monotonic_ns()
-    try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SILENT_MS_AT + 4)
-        silent_ms: int = struct.unpack_from("I", told, _SILENT_MS_AT)[0]
-    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or the connection is gone
-        return now
+    silent_ms = 0
+    try:  # uvloop's stand-in for the socket takes three times as long to ask
+        asked = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        try:
+            told = asked.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SILENT_MS_AT + 4)
+            [silent_ms] = struct.unpack_from("I", told, _SILENT_MS_AT)
+        finally:
+            asked.detach()  # the descriptor stays the transport's
+    except (AttributeError, OSError, ValueError, struct.error):  # no Linux, no TCP, or the connection is gone
+        pass
     return now - silent_ms * 1_000_000
 
 
@@ -158,7 +163,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._address = ""
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._socket: socket.socket | None = None
+        self._descriptor = -1
         self._data = b""
         """What has come and is not parsed."""
         self._searched = 0
@@ -192,16 +197,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
-        # uvloop's stand-in for the socket takes three times as long to ask; the descriptor stays the transport's.
-        self._socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        self._descriptor = transport.get_extra_info("socket").fileno()
         if too_many := self._others.open(self, self._address):
             self._write(self._app.malformed(503, too_many), is_last=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
         self._others.close(self, self._address)
-        if self._socket is not None:
-            self._socket.detach()
         self._is_over = True
         self._data, self._body, self._chunks = b"", None, None
         if self._exchange is not None:
@@ -249,7 +251,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _begin(self) -> None:
         """The first byte of a request has come."""
-        self._began_ns = readable_since(self._socket)
+        self._began_ns = readable_since(self._descriptor)
         self._since_s = self._loop.time()
 
     def _advance(self) -> None:
