@@ -61,6 +61,7 @@ FLAGS = {
     "host": "server.host",
     "http_port": "server.http_port",
     "grpc_port": "server.grpc_port",
+    "admin_port": "server.admin_port",
 }
 """Keys of `cotenant.toml` that have an option of their own."""
 

@@ -115,8 +115,8 @@ def _serve(
         "http_port": HttpServer(server, section.host, section.http_port, limits, loop, access),
         "grpc_port": GrpcServer(server, section.host, section.grpc_port, limits, access),
     }
+    admin = section.admin_host or section.host
     if section.admin_port is not None:
-        admin = section.admin_host or section.host
         open_to = Access.LOCAL if is_local(admin) else Access.OPEN
         front_ends["admin_port"] = HttpServer(server, admin, section.admin_port, limits, loop, open_to)
     recorder: Recorder | None = None
@@ -154,6 +154,7 @@ def _serve(
             print(
                 f"Serving {served} of {len(states)} models under {ready['policy']}: "
                 f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
+                + (f", metrics and loads on {admin}:{ports['admin_port']}" if "admin_port" in ports else "")
             )
         _flush()
         signals.stopped.wait()
