@@ -8,14 +8,16 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
+from cotenant.fair_share import fair_shares
 from cotenant.machine_code import has_compiler
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, best_kernels
+from cotenant.techniques.granularity.predict.kernels import PARTS, level
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from kernel_sets import random_plan, random_rules, random_set
 
@@ -288,6 +290,23 @@ def test_it_gives_what_an_exact_one_gives(seed: int, members: int) -> None:
             for m, each in enumerate(tables)
             for u in range(each.size)
         )
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.1, 1.0)), min_size=2, max_size=6))
+def test_the_inner_loop_shares_rates_max_min(drawn: list[tuple[float, float]]) -> None:
+    """`level` is the same sharing in the form that the inner loop needs: the largest share alone."""
+    asked = [demand * speed for demand, speed in drawn]
+    assume(sum(asked) > 1 + 1e-6)
+    evaluator = JointEvaluator([table(str(n), (1, 0.1)) for n in range(len(drawn))], FREE, PLAIN)
+    scratch = evaluator._scratch
+    for n, (_, speed) in enumerate(drawn):
+        scratch.live[n] = n * PARTS
+        scratch.rate[n * PARTS] = speed
+    demand = [0.0] * (len(drawn) * PARTS)
+    demand[::PARTS] = [each for each, _ in drawn]
+    most = level(scratch, demand, len(drawn))
+    shares = fair_shares(asked, [1] * len(asked), 1.0)
+    assert [min(each, most) for each in asked] == pytest.approx(shares, rel=1e-6)
 
 
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")
