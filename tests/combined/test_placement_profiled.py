@@ -77,7 +77,7 @@ def test_what_is_said_of_a_placement_is_what_the_evaluator_says(tasks: ModelTask
     for drawn, line in ((view.before, problem.evaluate(plan)), (view.after, found.timeline)):
         assert line is not None
         for lane, busy in zip(problem.lane_names, line.busy_ns, strict=True):
-            stretches = drawn[lane]
+            stretches = drawn.on(lane)
             assert sum(each.end_ns - each.start_ns for each in stretches) == busy
             assert all(one.end_ns <= after.start_ns for one, after in itertools.pairwise(stretches))
     for stage in view.stages:

@@ -52,8 +52,8 @@ def test_pictures_are_to_scale_and_within_their_width(tasks: ModelTasks, width: 
         bars,
         [
             (each, sum(one.end_ns - one.start_ns for one in each))
-            for lanes in (view.before, view.after)
-            for each in lanes.values()
+            for chart in (view.before, view.after)
+            for each in map(chart.on, chart.lanes)
         ],
         strict=True,
     ):

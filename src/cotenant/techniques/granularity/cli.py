@@ -198,7 +198,7 @@ def _as_measured(made: TogetherPlan, plan: JointPlan, rehearsed: Rehearsed, make
 
 def _doubts(view: JointOverview, rehearsed: Rehearsed | None) -> list[str]:
     """What speaks against the measurement."""
-    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.makespan_ns)
+    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.end_ns)
     if over <= _EXPLAINED:
         return []
     return [
@@ -275,8 +275,8 @@ def _facts(
         "gains": view.gains,
         "gain_pct": view.gain_pct,
         "gap_pct": view.gap_pct,
-        "makespan_ns": view.after.makespan_ns,
-        "streams_ns": view.before.makespan_ns,
+        "makespan_ns": view.after.end_ns,
+        "streams_ns": view.before.end_ns,
         **msgspec.to_builtins(view),
         "measured": None if rehearsed is None else msgspec.to_builtins(rehearsed),
         "kept": None if kept is None else msgspec.to_builtins(kept),
