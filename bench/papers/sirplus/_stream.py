@@ -14,8 +14,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, scratch_of
+from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints
 from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
 
 CLOCK = "clock"
@@ -34,11 +34,8 @@ class QueryStream:
         self._base = np.array(one.service, dtype=np.int64)
         self._flat = self._copies(one)
         total = one.size * queries
-        copies = len(self._flat.producer) * len(one.space_names)
-        resources = len(one.resources)
-        sizes = (total, total, resources, resources, len(one.space_names), copies, copies, 1, total, 3 * total)
-        *scratch, self._order, self._left = (self._ints(np.zeros(size, dtype=np.int64)) for size in sizes)
-        self._scratch = Scratch(*scratch)
+        self._scratch = scratch_of(self._flat, self.kernels)
+        self._order, self._left = (self._ints(np.zeros(size, dtype=np.int64)) for size in (total, 3 * total))
 
     def latencies_ns(self, plan: TaskPlan, gaps_ns: Sequence[int], factors: NDArray[np.float64]) -> Times:
         """From each query's arrival to its last task. `gaps_ns` lie before the arrivals.
@@ -67,7 +64,7 @@ class QueryStream:
         place = ints(np.tile(np.array([self.devices - 1, *plan.place], dtype=np.int64), queries))
         module = self.kernels.module
         module.dispatch(flat, self._scratch, place, ints(urgency.ravel()), 0, self._order, self._left)
-        makespan = module.evaluate(flat, self._scratch, self._order, place, IMPOSSIBLE - 1)
+        makespan = module.evaluate(flat, self._scratch, self._order, place)
         assert makespan < IMPOSSIBLE
         return np.array(self._scratch.end, dtype=np.int64).reshape(queries, self.size)
 
@@ -100,7 +97,6 @@ class QueryStream:
             "in_tensor": tile(flat.in_tensor, tensors),
             "producer": tile(flat.producer, size),
             "copy": tile(flat.copy),
-            "tail": np.zeros(size * queries, dtype=np.int64),
             "pred_start": pred_start,
             "preds": preds,
             "succ_start": succ_start,

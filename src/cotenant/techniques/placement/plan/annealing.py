@@ -110,7 +110,7 @@ def flip_block(
         count = flip(g, place, blocks[k], d, changed, count, used)
     if count == 0:
         return -1
-    cost = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+    cost = cost_of(g, w, evaluate(g, w, order, place), weights)
     if cost <= threshold and cost < IMPOSSIBLE:
         return cost
     unflip(g, place, changed, count, used)
@@ -193,7 +193,7 @@ def anneal(
             if cost <= threshold and cost < IMPOSSIBLE:
                 costs[0] = cost
                 if cost < costs[1]:
-                    cost = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+                    cost = cost_of(g, w, evaluate(g, w, order, place), weights)
                     if cost < costs[1]:
                         costs[1] = cost
                         keep_best(g, order, place, best_order, best_place)
@@ -201,7 +201,7 @@ def anneal(
                 if moved:
                     shift(order, position, i, was)
                 unflip(g, place, changed, count, used)
-        costs[0] = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+        costs[0] = cost_of(g, w, evaluate(g, w, order, place), weights)
         if costs[0] > before + allowed:
             costs[0] = before
             for p in range(n):

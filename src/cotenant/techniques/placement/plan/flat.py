@@ -89,7 +89,7 @@ class PlacementProblem:
         self._links = [[ways.get((a, b)) for b in self.space_names] for a in self.space_names]
         self.limits = [graph.limits_bytes.get(name, -1) for name in self.space_names]
         self.flat = self._flat()
-        self.scratch = self._scratch()
+        self.scratch = scratch_of(self.flat, self.kernels)
         self.view = self._view()
 
     def devices_of(self, task: int) -> list[int]:
@@ -127,9 +127,7 @@ class PlacementProblem:
         """
         self._check(plan)
         ints = self.kernels.ints
-        makespan = self.kernels.module.evaluate(
-            self.flat, self.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
-        )
+        makespan = self.kernels.module.evaluate(self.flat, self.scratch, ints(plan.order), ints(plan.place))
         if makespan >= IMPOSSIBLE:
             return None
         used = tuple(map(int, self.scratch.used))
@@ -194,9 +192,6 @@ class PlacementProblem:
         ints = self.kernels.ints
         spaces = range(len(self.space_names))
         engines, names = self._engines()
-        tails = [0] * self.size
-        for i in reversed(range(self.size)):
-            tails[i] = max((tails[j] + min(t for t in self.service[j] if t >= 0) for j in self.succs[i]), default=0)
         in_start, in_tensor = _starts(self.inputs)
         lane_start, lanes = _starts(self.lanes)
         pred_start, preds = _starts(self.preds)
@@ -218,7 +213,6 @@ class PlacementProblem:
             lane_start=ints(lane_start),
             lanes=ints(lanes),
             engine=ints(engines),
-            tail=ints(tails),
             limits=ints(self.limits),
             pred_start=ints(pred_start),
             preds=ints(preds),
@@ -226,17 +220,19 @@ class PlacementProblem:
             succs=ints(succs),
         )
 
-    def _scratch(self) -> Scratch:
-        resources = len(self.resources)
-        sizes = (self.size, self.size, resources, resources, len(self.space_names))
-        copies = len(self.producer) * len(self.space_names)
-        return Scratch(*(self.kernels.ints([0] * size) for size in (*sizes, copies, copies, 1)))
-
     def _view(self) -> View:
         resources, spaces = len(self.resources), len(self.space_names)
         copies = len(self.producer) * spaces
         sizes = (resources, resources, resources, copies, copies, copies, self.size * spaces, self.size, 3)
         return View(*(self.kernels.ints([0] * size) for size in sizes))
+
+
+def scratch_of(g: FlatGraph, kernels: Kernels) -> Scratch:
+    """Room for evaluations of a graph."""
+    n, spaces, resources = (int(g.sizes[at]) for at in (0, 2, 4))
+    copies = len(g.producer) * spaces
+    sizes = (n, n, resources, resources, spaces, copies, copies, copies, max(copies, n * spaces))
+    return Scratch(*map(kernels.ints, (*([0] * size for size in sizes), [0, n, 0], [0])))
 
 
 def _starts(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

@@ -318,9 +318,7 @@ class _OverflowRun:
         for scenario in range(_SCENARIOS):
             service = noisy(problem, settings.noise, settings.seed * 1000 + scenario)
             flat = problem.flat._replace(service=ints(service))
-            makespan = problem.kernels.module.evaluate(
-                flat, problem.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
-            )
+            makespan = problem.kernels.module.evaluate(flat, problem.scratch, ints(plan.order), ints(plan.place))
             total += int(problem.kernels.module.cost_of(flat, problem.scratch, makespan, ints(self.weights)))
         return total / _SCENARIOS
 
