@@ -49,7 +49,7 @@ def files(folder: Path, tasks: str = TASKS, edges: str = EDGES) -> tuple[Path, P
 def test_a_graph_of_tables_is_placed(tmp_path: Path) -> None:
     tasks, edges = files(tmp_path)
     graph = read_graph(tasks, edges, [LINK], ["gpu=25", "cpu:0=1kB"])
-    assert [tensor.readers for tensor in graph.tensors] == [("b", "c")]
+    assert [[graph.tasks[at].name for at in tensor.readers] for tensor in graph.tensors] == [["b", "c"]]
     assert [(link.source, link.target, link.transfer_ns(1000)) for link in graph.links] == [
         ("gpu", "cpu:0", 11_000),
         ("cpu:0", "gpu", 11_000),

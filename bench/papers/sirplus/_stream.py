@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, scratch_of
 from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints
-from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 CLOCK = "clock"
 Times = NDArray[np.int64]
@@ -112,12 +113,16 @@ class QueryStream:
 def _with_arrival(problem: PlacementProblem) -> TaskGraph:
     """The graph behind a task that every task without a predecessor waits for, at no cost."""
     graph = problem.graph
-    roots = tuple(task.name for task, before in zip(graph.tasks, problem.preds, strict=True) if not before)
+    roots = tuple(number + 1 for number, before in enumerate(problem.preds) if not before)
+    moved = [
+        UnitTensor(each.name, each.producer + 1, tuple(at + 1 for at in each.readers), each.size_bytes)
+        for each in graph.tensors
+    ]
     arrival = GraphTask(CLOCK, {CLOCK: 0})
     return replace(
         graph,
         devices=(*graph.devices, TaskDevice(CLOCK)),
         tasks=(arrival, *graph.tasks),
-        tensors=(TaskTensor(CLOCK, CLOCK, roots), *graph.tensors),
+        tensors=(UnitTensor(CLOCK, 0, roots, 0), *moved),
         links=(*graph.links, *(DeviceLink(CLOCK, space, 1e18, 0, CLOCK) for space in problem.space_names)),
     )

@@ -22,10 +22,10 @@ from cotenant.techniques.placement.plan.task_graph import (
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
 from cotenant.techniques.placement.plan.window import look, survey
+from cotenant.techniques.placement.task_profile import UnitTensor
 from task_graphs import CORES, GPU_CPU, random_graph, random_plan
 
 MODES = tuple(TransferMode)
@@ -34,7 +34,7 @@ MODES = tuple(TransferMode)
 def fork(transfers: TransferMode, hand_over_ns: int = 0) -> TaskGraph:
     """A source on the GPU whose tensor three tasks read; a copy takes 20 ns."""
     tasks = [GraphTask(name, {"gpu": 100, "cpu": 150}) for name in ("source", "one", "two", "three")]
-    tensor = TaskTensor("x", "source", ("one", "two", "three"), 10)
+    tensor = UnitTensor("x", 0, (1, 2, 3), 10)
     links = (DeviceLink("gpu", "cpu", 1e9, 10), DeviceLink("cpu", "gpu", 1e9, 10))
     return TaskGraph(GPU_CPU, tuple(tasks), (tensor,), links, {}, hand_over_ns, transfers)
 
@@ -206,8 +206,8 @@ def test_what_is_no_graph_is_refused() -> None:
         ((GPU_CPU, (GraphTask("t", {}),), ()), "at least one device"),
         ((GPU_CPU, (GraphTask("t", {"tpu": 1}),), ()), "tpu"),
         ((GPU_CPU, (GraphTask("t", {"gpu": -1}),), ()), "-1"),
-        ((GPU_CPU, (task,), (TaskTensor("x", "t", ("t",)),)), "stands behind 't'"),
-        ((GPU_CPU, (task,), (TaskTensor("x", "u", ("t",)),)), "'u'"),
+        ((GPU_CPU, (task,), (UnitTensor("x", 0, (0,), 0),)), "stands behind 't'"),
+        ((GPU_CPU, (task,), (UnitTensor("x", 7, (0,), 0),)), "task is 7"),
         ((GPU_CPU, (task,), (), (DeviceLink("gpu", "tpu", 1.0),)), "gpu:tpu"),
         ((GPU_CPU, (task,), (), (), {"tpu": 1}), "memory limit"),
         ((GPU_CPU, (task,), (), (), {}, -1), "hand_over_ns"),

@@ -62,7 +62,6 @@ class PlacementProblem:
     def __init__(self, graph: TaskGraph, kernels: Kernels | None = None) -> None:
         self.graph = graph
         self.kernels = kernels or best_kernels()
-        numbers = {task.name: i for i, task in enumerate(graph.tasks)}
         self.device_names = tuple(device.name for device in graph.devices)
         self.space_names = tuple(dict.fromkeys(device.space for device in graph.devices))
         self.lane_names = tuple(dict.fromkeys(lane for device in graph.devices for lane in device.lanes))
@@ -74,8 +73,8 @@ class PlacementProblem:
             for task in graph.tasks
         ]
         self.memory = [[task.memory_bytes.get(name, 0) for name in self.device_names] for task in graph.tasks]
-        self.producer = [numbers[tensor.producer] for tensor in graph.tensors]
-        self.readers = [tuple(dict.fromkeys(numbers[name] for name in tensor.readers)) for tensor in graph.tensors]
+        self.producer = [tensor.producer for tensor in graph.tensors]
+        self.readers = [tuple(dict.fromkeys(tensor.readers)) for tensor in graph.tensors]
         self.inputs: list[list[int]] = [[] for _ in graph.tasks]
         for tensor, readers in enumerate(self.readers):
             for reader in readers:
