@@ -38,7 +38,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "fair_share", "files", "gantt", "log", "machine_code", "plan_file", "registry", "shortages"),
+    ("errors", "fair_share", "files", "gantt", "inner_loop", "log", "plan_file", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),

@@ -19,8 +19,7 @@ from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
 from bench.papers.sirplus._stream import QueryStream
 from bench.papers.sirplus._zoo_graphs import branches, computing, operators_of, read_table, write_table, zoo_operators
 from cotenant.graph.onnx import load_dfg
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     QueueDelay,

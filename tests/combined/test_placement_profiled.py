@@ -13,8 +13,7 @@ from cotenant.plan_file import TENANTS, parse_sections, sections_text
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan
 from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
 from cotenant.techniques.placement.plan.bounds import bound_of
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.judge import placement_faults
 from cotenant.techniques.placement.plan.overflow import OverflowSearch
 from cotenant.techniques.placement.plan.overview import overview, stages_of

@@ -14,8 +14,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan import plan_loop
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, scratch_of
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph
 from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph
 from cotenant.techniques.placement.task_profile import UnitTensor
 
@@ -28,14 +30,14 @@ class QueryStream:
 
     def __init__(self, problem: PlacementProblem, queries: int) -> None:
         self.queries = queries
-        self.kernels = problem.kernels
-        one = PlacementProblem(_with_arrival(problem), problem.kernels)
+        self.loops = problem.loops
+        one = PlacementProblem(_with_arrival(problem), problem.loops)
         self.size = one.size
         self.devices = len(one.device_names)
         self._base = np.array(one.service, dtype=np.int64)
         self._flat = self._copies(one)
         total = one.size * queries
-        self._scratch = scratch_of(self._flat, self.kernels)
+        self._scratch = scratch_of(self._flat, self.loops)
         self._order, self._left = (self._ints(np.zeros(size, dtype=np.int64)) for size in (total, 3 * total))
 
     def latencies_ns(self, plan: TaskPlan, gaps_ns: Sequence[int], factors: NDArray[np.float64]) -> Times:
@@ -63,7 +65,7 @@ class QueryStream:
         rank[np.array(plan.order) + 1] = np.arange(1, self.size)
         urgency = -(np.arange(queries)[:, None] * self.size + rank)
         place = ints(np.tile(np.array([self.devices - 1, *plan.place], dtype=np.int64), queries))
-        module = self.kernels.module
+        module = self.loops[plan_loop]
         module.dispatch(flat, self._scratch, place, ints(urgency.ravel()), 0, self._order, self._left)
         makespan = module.evaluate(flat, self._scratch, self._order, place)
         assert makespan < IMPOSSIBLE
@@ -106,8 +108,8 @@ class QueryStream:
         return flat._replace(**{name: self._ints(values) for name, values in made.items()})
 
     def _ints(self, values: Times) -> Ints:
-        """Numbers in the form that the kernels want, without a detour over lists."""
-        return cast(Ints, np.ascontiguousarray(values)) if self.kernels.is_compiled else values.tolist()
+        """Numbers in the form that the loops take, without a detour over lists."""
+        return cast(Ints, np.ascontiguousarray(values)) if self.loops.is_compiled else values.tolist()
 
 
 def _with_arrival(problem: PlacementProblem) -> TaskGraph:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.fair_share import fair_shares
-from cotenant.machine_code import has_compiler
+from cotenant.inner_loop import best_loops, has_compiler
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, best_kernels
-from cotenant.techniques.granularity.predict.kernels import PARTS, level
+from cotenant.techniques.granularity.predict import cluster_loop
+from cotenant.techniques.granularity.predict.cluster_loop import PARTS, level
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from kernel_sets import random_plan, random_rules, random_set
 
@@ -310,9 +311,9 @@ def test_the_inner_loop_shares_rates_max_min(drawn: list[tuple[float, float]]) -
 
 
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")
-def test_compiled_kernels_do_what_plain_ones_do() -> None:
+def test_compiled_loops_do_what_plain_ones_do() -> None:
     for seed in range(60):
         tables, rules = random_set(seed), random_rules(seed)
         plan = random_plan(seed, tables)
-        costs = [JointEvaluator(tables, rules, kernels).cost_if(plan) for kernels in (PLAIN, best_kernels())]
+        costs = [JointEvaluator(tables, rules, loops).cost_if(plan) for loops in (PLAIN, best_loops(cluster_loop))]
         assert costs[0] == costs[1]

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.machine_code import has_compiler
+from cotenant.inner_loop import compiled_loops, has_compiler
 from cotenant.profile.profile_file import ProfileError
-from cotenant.techniques.placement.plan.compiled import PLAIN, compiled_kernels
+from cotenant.techniques.placement.plan import annealing
 from cotenant.techniques.placement.plan.contract import contract
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, UNIT
+from cotenant.techniques.placement.plan.flat import LOOPS, PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT
 from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
@@ -159,13 +159,13 @@ def period(problem: PlacementProblem, order: list[int], place: list[int]) -> int
 
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_kernels_do_what_plain_ones_do(mode: TransferMode) -> None:
+def test_compiled_loops_do_what_plain_ones_do(mode: TransferMode) -> None:
     graph = random_graph(5, 120, transfers=mode, hand_over_ns=200)
-    problems = [PlacementProblem(graph, kernels) for kernels in (PLAIN, compiled_kernels())]
+    problems = [PlacementProblem(graph, loops) for loops in (PLAIN, compiled_loops(*LOOPS))]
     found = []
     for problem in problems:
         plan = random_plan(problem, 3)
-        ints = problem.kernels.ints
+        ints = problem.loops.ints
         line = problem.evaluate(plan)
         assert line is not None
         order, place = ints(plan.order), ints(plan.place)
@@ -175,7 +175,7 @@ def test_compiled_kernels_do_what_plain_ones_do(mode: TransferMode) -> None:
             position[i] = at
         costs = ints([line.makespan_ns, line.makespan_ns])
         blocks = [40, *(42 + 3 * k for k in range(41)), *range(120)]
-        evaluated = problem.kernels.annealing.anneal(
+        evaluated = problem.loops[annealing].anneal(
             *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, ints(position)),
             *(ints(blocks), ints([UNIT, 0, 0, 0, -1]), ints([11]), ints([20_000, 0]), 2000, costs),
         )

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from bench.papers.sirplus._milp import MixedInteger
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.placement.plan.bounds import articulation_tasks, bound_of, load_bound_ns
-from cotenant.techniques.placement.plan.compiled import PLAIN
 from cotenant.techniques.placement.plan.exact import IntervalSearch
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.heft import Heft
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
 from cotenant.techniques.placement.plan.strategies import (

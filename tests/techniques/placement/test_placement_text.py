@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.overflow import OverflowSearch
 from cotenant.techniques.placement.plan.overview import PlacementOverview, overview
 from cotenant.techniques.placement.plan.profiled import graph_of

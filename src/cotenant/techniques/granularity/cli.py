@@ -149,7 +149,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
 
 def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     from cotenant.cli.console import console as make_console
-    from cotenant.machine_code import has_compiler
+    from cotenant.inner_loop import has_compiler
     from cotenant.techniques.granularity.plan.search import JointSearch
 
     console = make_console(stderr=True, quiet=as_json)

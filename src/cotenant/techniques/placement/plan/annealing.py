@@ -1,15 +1,16 @@
 """The inner loop of the search: random moves of a plan, each evaluated inside a window of its order alone.
 
-As in `kernels` there are only integers and loops here, which run compiled or as they are; random numbers are made in
+As in `plan_loop` there are only integers and loops here, which run compiled or as they are; random numbers are made in
 the loop itself. Every plan that would be the best one, and what a window ends with, is evaluated as a whole.
 
-numba keeps machine code by the file that it is of: a change of `kernels` or `window` is met after a change here, too,
+numba keeps machine code by the file that it is of: a change of `plan_loop` or `window` is met after a change here, too,
 or without `__pycache__`.
 """
 
 from __future__ import annotations
 
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, UNIT, FlatGraph, Ints, Scratch, cost_of, evaluate
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatGraph, PlanScratch, cost_of, evaluate
 from cotenant.techniques.placement.plan.window import View, look, survey
 
 WINDOW = 96
@@ -88,7 +89,7 @@ def keep_best(g: FlatGraph, order: Ints, place: Ints, best_order: Ints, best_pla
 
 def flip_block(
     g: FlatGraph,
-    w: Scratch,
+    w: PlanScratch,
     order: Ints,
     place: Ints,
     blocks: Ints,
@@ -119,7 +120,7 @@ def flip_block(
 
 def anneal(
     g: FlatGraph,
-    w: Scratch,
+    w: PlanScratch,
     v: View,
     order: Ints,
     place: Ints,

@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.placement.plan.compiled import Kernels, best_kernels
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
+from cotenant.inner_loop import InnerLoops, Ints, best_loops, plain_loops
+from cotenant.techniques.placement.plan import annealing, plan_loop, window
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph, PlanScratch
 from cotenant.techniques.placement.plan.task_graph import TaskGraph, TransferMode
 from cotenant.techniques.placement.plan.window import View
+
+LOOPS = (plan_loop, window, annealing)
+"""The inner loops of placement, in an order in which `best_loops` compiles them."""
+PLAIN = plain_loops(*LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,14 @@ class Timeline:
 
 
 class PlacementProblem:
-    """A task graph made ready for evaluation. `kernels` compiled or plain (default: the best that there is).
+    """A task graph made ready for evaluation. `loops` are LOOPS, compiled or plain (default: the best that there is).
 
     Pure for the outside; it holds scratch memory, so that one problem serves one thread at a time.
     """
 
-    def __init__(self, graph: TaskGraph, kernels: Kernels | None = None) -> None:
+    def __init__(self, graph: TaskGraph, loops: InnerLoops | None = None) -> None:
         self.graph = graph
-        self.kernels = kernels or best_kernels()
+        self.loops = loops or best_loops(*LOOPS)
         self.device_names = tuple(device.name for device in graph.devices)
         self.space_names = tuple(dict.fromkeys(device.space for device in graph.devices))
         self.lane_names = tuple(dict.fromkeys(lane for device in graph.devices for lane in device.lanes))
@@ -88,7 +93,7 @@ class PlacementProblem:
         self._links = [[ways.get((a, b)) for b in self.space_names] for a in self.space_names]
         self.limits = [graph.limits_bytes.get(name, -1) for name in self.space_names]
         self.flat = self._flat()
-        self.scratch = scratch_of(self.flat, self.kernels)
+        self.scratch = scratch_of(self.flat, self.loops)
         self.view = self._view()
 
     def devices_of(self, task: int) -> list[int]:
@@ -125,8 +130,8 @@ class PlacementProblem:
         is not topological.
         """
         self._check(plan)
-        ints = self.kernels.ints
-        makespan = self.kernels.module.evaluate(self.flat, self.scratch, ints(plan.order), ints(plan.place))
+        ints = self.loops.ints
+        makespan = self.loops[plan_loop].evaluate(self.flat, self.scratch, ints(plan.order), ints(plan.place))
         if makespan >= IMPOSSIBLE:
             return None
         used = tuple(map(int, self.scratch.used))
@@ -141,9 +146,9 @@ class PlacementProblem:
 
     def dispatch(self, place: Sequence[int], priority: Sequence[int] | None = None) -> TaskPlan:
         """The placement in the order that queues give it: of arrival, or by priority (the highest first)."""
-        ints = self.kernels.ints
+        ints = self.loops.ints
         order = ints([0] * self.size)
-        self.kernels.module.dispatch(
+        self.loops[plan_loop].dispatch(
             self.flat,
             self.scratch,
             ints(place),
@@ -188,7 +193,7 @@ class PlacementProblem:
         return engines, names
 
     def _flat(self) -> FlatGraph:
-        ints = self.kernels.ints
+        ints = self.loops.ints
         spaces = range(len(self.space_names))
         engines, names = self._engines()
         in_start, in_tensor = _starts(self.inputs)
@@ -223,15 +228,15 @@ class PlacementProblem:
         resources, spaces = len(self.resources), len(self.space_names)
         copies = len(self.producer) * spaces
         sizes = (resources, resources, resources, copies, copies, copies, self.size * spaces, self.size, 3)
-        return View(*(self.kernels.ints([0] * size) for size in sizes))
+        return View(*(self.loops.ints([0] * size) for size in sizes))
 
 
-def scratch_of(g: FlatGraph, kernels: Kernels) -> Scratch:
+def scratch_of(g: FlatGraph, loops: InnerLoops) -> PlanScratch:
     """Room for evaluations of a graph."""
     n, spaces, resources = (int(g.sizes[at]) for at in (0, 2, 4))
     copies = len(g.producer) * spaces
     sizes = (n, n, resources, resources, spaces, copies, copies, copies, max(copies, n * spaces))
-    return Scratch(*map(kernels.ints, (*([0] * size for size in sizes), [0, n, 0], [0])))
+    return PlanScratch(*map(loops.ints, (*([0] * size for size in sizes), [0, n, 0], [0])))
 
 
 def _starts(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

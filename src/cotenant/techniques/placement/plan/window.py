@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch, clear, cost_of, play
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph, PlanScratch, clear, cost_of, play
 
 _BEFORE = 1 << 58
 """Stands for the number of an evaluation where a copy is made before the window."""
@@ -20,7 +21,7 @@ class View(NamedTuple):
     """What a window sees of the plan around it.
 
     `free` and `busy` by resource: when it is free at the window's start, and its busy time outside the window. `ways`:
-    from the first thing behind the window that takes the resource to the end. `arrived`, `seen`: as in `Scratch`.
+    from the first thing behind the window that takes the resource to the end. `arrived`, `seen`: as in `PlanScratch`.
     `readers`: by tensor and space the longest way from a reader behind the window to the end, -1 without one; `out`: by
     task and space, from its end. `data` is scratch. `marks`: the window's two ends, and what the rest of the plan makes
     of the makespan.
@@ -37,7 +38,9 @@ class View(NamedTuple):
     marks: Ints
 
 
-def survey(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, position: Ints, low: int, high: int) -> None:
+def survey(
+    g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, position: Ints, low: int, high: int
+) -> None:
     """Look around from the window [low, high) of a plan that can run."""
     _look_forward(g, w, v, order, place, low, high)
     _look_back(g, w, v, order, place, high)
@@ -76,7 +79,7 @@ def survey(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, position
     v.marks[2] = rest
 
 
-def _look_forward(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
+def _look_forward(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
     clear(g, w)
     _play_between(g, w, v, order, place, 0, low)
     for x in range(g.sizes[4]):
@@ -93,13 +96,13 @@ def _look_forward(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, l
         v.busy[x] += w.busy[x]
 
 
-def _play_between(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
+def _play_between(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
     v.marks[0] = low
     v.marks[1] = high
     play(g, w, order, place, v.marks, w.arrived, w.seen, w.zeros, w.zeros, IMPOSSIBLE)
 
 
-def _look_back(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, high: int) -> None:
+def _look_back(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, high: int) -> None:
     n, devices, spaces = g.sizes[0], g.sizes[1], g.sizes[2]
     for x in range(g.sizes[4]):
         v.ways[x] = 0
@@ -138,8 +141,10 @@ def _look_back(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, high
             v.data[j] = max(v.data[j], before)
 
 
-def look(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, cutoff: int, weights: Ints, used: Ints) -> int:
-    """What a plan costs that differs from the surveyed one inside the window alone, as `kernels.cost_of` says.
+def look(
+    g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, cutoff: int, weights: Ints, used: Ints
+) -> int:
+    """What a plan costs that differs from the surveyed one inside the window alone, as `plan_loop.cost_of` says.
 
     `used` are the bytes by space. Gives IMPOSSIBLE as soon as the makespan is known to exceed `cutoff`.
     """

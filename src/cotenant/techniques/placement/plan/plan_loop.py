@@ -1,15 +1,13 @@
-"""The evaluator of plans and the orders of queues, over flat sequences of integers.
+"""The evaluator of plans and the orders of queues, as an inner loop over flat sequences of integers (`inner_loop`).
 
-One source, run in two ways: by Python over lists, and compiled by numba over arrays (`compiled`). So only integers and
-loops are here: both ways give the same numbers.
+There are only integers here, so both forms give the same numbers.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-Ints = list[int]
-"""A flat sequence of 64-bit integers: a list here, an array where compiled."""
+from cotenant.inner_loop import Ints
 
 IMPOSSIBLE = 1 << 61
 """What a plan costs that needs a copy between spaces without a link."""
@@ -46,7 +44,7 @@ class FlatGraph(NamedTuple):
     succs: Ints
 
 
-class Scratch(NamedTuple):
+class PlanScratch(NamedTuple):
     """What evaluations write: starts and ends by task, by resource when it is free and how long it was busy, bytes by
     space.
 
@@ -69,7 +67,7 @@ class Scratch(NamedTuple):
     stamp: Ints
 
 
-def clear(g: FlatGraph, w: Scratch) -> None:
+def clear(g: FlatGraph, w: PlanScratch) -> None:
     """Make all resources free, and forget the copies of the evaluation before."""
     for x in range(g.sizes[4]):
         w.free[x] = 0
@@ -79,7 +77,7 @@ def clear(g: FlatGraph, w: Scratch) -> None:
 
 def play(
     g: FlatGraph,
-    w: Scratch,
+    w: PlanScratch,
     order: Ints,
     place: Ints,
     marks: Ints,
@@ -94,7 +92,7 @@ def play(
     Every lane runs its tasks one at a time in that order; a copy is queued when the first reader in that order comes
     up. `marks[2]` is what the rest of the plan makes of the makespan; `behind` are times from a task's end to the end
     of all, by task and space, `readers` those from a copy's end, by tensor and space. `arrived` and `seen` are as in
-    `Scratch`. Gives IMPOSSIBLE where a link is missing, or as soon as the makespan is known to exceed `cutoff`.
+    `PlanScratch`. Gives IMPOSSIBLE where a link is missing, or as soon as the makespan is known to exceed `cutoff`.
     """
     devices, spaces, hand, stamp = g.sizes[1], g.sizes[2], g.sizes[5], w.stamp[0]
     service, in_start, in_tensor, producer = g.service, g.in_start, g.in_tensor, g.producer
@@ -158,7 +156,7 @@ def play(
     return makespan
 
 
-def evaluate(g: FlatGraph, w: Scratch, order: Ints, place: Ints) -> int:
+def evaluate(g: FlatGraph, w: PlanScratch, order: Ints, place: Ints) -> int:
     """Makespan of a plan in ns, IMPOSSIBLE where a link is missing."""
     clear(g, w)
     for s in range(g.sizes[2]):
@@ -168,7 +166,7 @@ def evaluate(g: FlatGraph, w: Scratch, order: Ints, place: Ints) -> int:
     return play(g, w, order, place, w.marks, w.arrived, w.seen, w.zeros, w.zeros, IMPOSSIBLE)
 
 
-def cost_of(g: FlatGraph, w: Scratch, makespan: int, weights: Ints) -> int:
+def cost_of(g: FlatGraph, w: PlanScratch, makespan: int, weights: Ints) -> int:
     """What an objective makes of an evaluated plan.
 
     `weights`: shares (of UNIT) of makespan, of the busiest resource's time, of the bytes in a space; that space; the
@@ -189,7 +187,9 @@ def cost_of(g: FlatGraph, w: Scratch, makespan: int, weights: Ints) -> int:
     return cost
 
 
-def dispatch(g: FlatGraph, w: Scratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints) -> int:
+def dispatch(
+    g: FlatGraph, w: PlanScratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints
+) -> int:
     """Order the tasks of a placement as queues would: always the task that can start first, then the most urgent.
 
     Urgent is, where `by_arrival`, what was ready first (a queue that gives out in the order of arrival), else what has
