@@ -43,7 +43,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "files", "log", "machine_code", "plan_file", "registry", "shortages"),
+    ("errors", "fair_share", "files", "gantt", "inner_loop", "log", "plan_file", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),

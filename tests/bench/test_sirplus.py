@@ -19,8 +19,7 @@ from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
 from bench.papers.sirplus._stream import QueryStream
 from bench.papers.sirplus._zoo_graphs import branches, computing, operators_of, read_table, write_table, zoo_operators
 from cotenant.graph.onnx import load_dfg
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     QueueDelay,
@@ -49,7 +48,7 @@ def files(folder: Path, tasks: str = TASKS, edges: str = EDGES) -> tuple[Path, P
 def test_a_graph_of_tables_is_placed(tmp_path: Path) -> None:
     tasks, edges = files(tmp_path)
     graph = read_graph(tasks, edges, [LINK], ["gpu=25", "cpu:0=1kB"])
-    assert [tensor.readers for tensor in graph.tensors] == [("b", "c")]
+    assert [[graph.tasks[at].name for at in tensor.readers] for tensor in graph.tensors] == [["b", "c"]]
     assert [(link.source, link.target, link.transfer_ns(1000)) for link in graph.links] == [
         ("gpu", "cpu:0", 11_000),
         ("cpu:0", "gpu", 11_000),

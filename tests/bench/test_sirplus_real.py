@@ -11,8 +11,7 @@ import pytest
 from bench._registry import benchmarks
 from bench.papers.sirplus import lane, real
 from cotenant.measure.solo import Effort
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from onnx_samples import Sketch, info
 from repositories import write_model
 
@@ -40,7 +39,7 @@ def test_wide_models_run_for_real(
     for name in (real.SSD, real.LINEAR):
         write_model(tmp_path, name, "[tenant]\nslo_ms = 1000\n", {1: lambda: fork})
     monkeypatch.setattr(real, "build_repository", lambda *_: [])
-    monkeypatch.setattr(real, "PlacementProblem", partial(PlacementProblem, kernels=PLAIN))
+    monkeypatch.setattr(real, "PlacementProblem", partial(PlacementProblem, loops=PLAIN))
     monkeypatch.setattr(real, "_STEPS", 200)
     few = Effort(0.0, 1, 1, 0)
     result = real.measured(tmp_path, [real.SSD, real.LINEAR], real.RealEffort(few, 0.05, 1, 2, 5.0))

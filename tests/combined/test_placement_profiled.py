@@ -13,8 +13,7 @@ from cotenant.plan_file import TENANTS, parse_sections, sections_text
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan
 from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
 from cotenant.techniques.placement.plan.bounds import bound_of
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.judge import placement_faults
 from cotenant.techniques.placement.plan.overflow import OverflowSearch
 from cotenant.techniques.placement.plan.overview import overview, stages_of
@@ -49,9 +48,7 @@ def test_a_graph_has_the_units_and_tensors_of_its_profile(tasks: ModelTasks) -> 
     assert {device.name for device in graph.devices} == set(device_names(tasks.cores))
     for device in graph.devices:
         assert {f"cpu:{core}" for core in cores_of(device.name)} == set(device.lanes)
-    assert {(t.name, t.size_bytes, len(t.readers)) for t in graph.tensors} == {
-        (t.name, t.size_bytes, len(t.readers)) for t in tasks.tensors
-    }
+    assert graph.tensors == tasks.tensors
     order = tuple(range(problem.size))
     for number, device in enumerate(graph.devices):  # in a row nothing is handed over
         line = problem.evaluate(TaskPlan((number,) * problem.size, order))
@@ -77,7 +74,7 @@ def test_what_is_said_of_a_placement_is_what_the_evaluator_says(tasks: ModelTask
     for drawn, line in ((view.before, problem.evaluate(plan)), (view.after, found.timeline)):
         assert line is not None
         for lane, busy in zip(problem.lane_names, line.busy_ns, strict=True):
-            stretches = drawn[lane]
+            stretches = drawn.on(lane)
             assert sum(each.end_ns - each.start_ns for each in stretches) == busy
             assert all(one.end_ns <= after.start_ns for one, after in itertools.pairwise(stretches))
     for stage in view.stages:

@@ -18,7 +18,7 @@ from cotenant.measure.solo import Effort
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import find_versions, tasks_path
 from cotenant.techniques.placement.measure import tasks as measuring
-from cotenant.techniques.placement.measure.tasks import crossing, measure_tasks, placeable
+from cotenant.techniques.placement.measure.tasks import measure_tasks, placeable
 from cotenant.techniques.placement.plan.flat import PlacementProblem
 from cotenant.techniques.placement.plan.profiled import graph_of
 from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks, save_tasks
@@ -193,7 +193,7 @@ def test_tensors_that_cross_are_those_that_other_units_read(tmp_path: Path) -> N
         names = model.dfg.unit_names
         assert [int(name.partition(":")[0]) for name in names] == list(range(model.unit_count))
         assert all(name.partition(":")[2] for name in names)
-        found = crossing(model.dfg)
+        found = model.dfg.crossing()
         inputs = {"x": np.ones((8, 16), np.float32)}
         for name, (producer, readers) in found.items():
             assert name in model.dfg.units[producer].outputs

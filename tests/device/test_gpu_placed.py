@@ -28,8 +28,7 @@ from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
 from cotenant.techniques.placement.measure import placed
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.tasks import measure_tasks
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.profiled import graph_of
 from cotenant.techniques.placement.task_profile import CopyTimes, DeviceTimes, ModelTasks, load_tasks, save_tasks
 from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, load_placement, save_placement
@@ -68,7 +67,7 @@ def root(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "TASK_EFFORT", TINY)
     monkeypatch.setattr(placed, "_EFFORT", TINY)
-    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_kernels", lambda: PLAIN)
+    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_loops", lambda *_: PLAIN)
     made = tmp_path / "models"
     (made / "wide" / "1").mkdir(parents=True)
     (made / "wide" / "1" / "model.pt2").write_bytes(archive.read_bytes())

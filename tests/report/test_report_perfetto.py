@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
+from cotenant.gantt import Bar
+from cotenant.report.perfetto import Counter, Instant, write_perfetto
 
 
 def written(tmp_path: Path, *arguments: Any) -> list[dict[str, Any]]:
@@ -28,9 +29,9 @@ def test_events_are_complete_named_and_in_order_of_time(tmp_path: Path) -> None:
     events = written(
         tmp_path,
         [
-            Span("partitions/core 0", "resnet50 [0, 4)", 2_000, 5_001, {"query": 7}),
-            Span("partitions/core 1", "minilm", 500, 900),
-            Span("tenants/resnet50", "query 7", 0, 6_000),
+            Bar("partitions/core 0", "resnet50 [0, 4)", 2_000, 5_001, {"query": 7}),
+            Bar("partitions/core 1", "minilm", 500, 900),
+            Bar("tenants/resnet50", "query 7", 0, 6_000),
         ],
         [Instant("tenants/resnet50", "dropped", 4_000, {"reason": "hopeless"})],
         [Counter("tenants/queued", 100, {"resnet50": 3})],
@@ -49,9 +50,9 @@ def test_events_are_complete_named_and_in_order_of_time(tmp_path: Path) -> None:
 
 
 @given(
-    spans=st.lists(
+    bars=st.lists(
         st.builds(
-            lambda track, start, length: Span(track, "q", start, start + length),
+            lambda track, start, length: Bar(track, "q", start, start + length),
             st.sampled_from(["a/x", "a/y", "b"]),
             st.integers(0, 50),
             st.integers(0, 20),
@@ -59,17 +60,17 @@ def test_events_are_complete_named_and_in_order_of_time(tmp_path: Path) -> None:
         max_size=40,
     )
 )
-def test_spans_of_one_thread_never_overlap(spans: list[Span], tmp_path_factory: pytest.TempPathFactory) -> None:
-    events = [event for event in written(tmp_path_factory.mktemp("t"), spans) if event["ph"] == "X"]
-    assert len(events) == len(spans)
+def test_bars_of_one_thread_never_overlap(bars: list[Bar], tmp_path_factory: pytest.TempPathFactory) -> None:
+    events = [event for event in written(tmp_path_factory.mktemp("t"), bars) if event["ph"] == "X"]
+    assert len(events) == len(bars)
     ends: dict[int, float] = {}
     for event in sorted(events, key=lambda event: (event["ts"], event["ts"] + event["dur"])):
         assert event["ts"] * 1000 >= ends.get(event["tid"], 0) - 1e-6
         ends[event["tid"]] = (event["ts"] + event["dur"]) * 1000
 
 
-def test_overlapping_spans_share_a_name_and_stay_together(tmp_path: Path) -> None:
-    events = written(tmp_path, [Span("t/a", "1", 0, 10), Span("t/b", "2", 0, 10), Span("t/a", "3", 5, 15)])
+def test_overlapping_bars_share_a_name_and_stay_together(tmp_path: Path) -> None:
+    events = written(tmp_path, [Bar("t/a", "1", 0, 10), Bar("t/b", "2", 0, 10), Bar("t/a", "3", 5, 15)])
     ranks = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
     ordered = [names(events, "thread_name")[tid] for tid in sorted(ranks, key=lambda tid: ranks[tid])]
     assert ordered == ["a", "a (2)", "b"]
@@ -77,4 +78,4 @@ def test_overlapping_spans_share_a_name_and_stay_together(tmp_path: Path) -> Non
 
 def test_a_span_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="end_ns"):
-        Span("a/b", "x", 5, 4)
+        Bar("a/b", "x", 5, 4)

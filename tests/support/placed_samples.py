@@ -71,7 +71,7 @@ def graph_of(problem: PlacementProblem) -> Dfg:
     operators = []
     for at, task in enumerate(problem.graph.tasks):
         reads = tuple(tensors[t].name for t in problem.inputs[at])
-        makes = tuple(each.name for each in tensors if each.producer == task.name) or (f"end{at}",)
+        makes = tuple(each.name for each in tensors if each.producer == at) or (f"end{at}",)
         operators.append(Operator(at, task.name, "Conv", "", reads, makes))
     ends = [Tensor(op.outputs[0], "", None) for op in operators if op.outputs[0].startswith("end")]
     names = {name: Tensor(name, "", None) for op in operators for name in op.outputs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
@@ -12,9 +12,9 @@ from cotenant.techniques.placement.plan.task_graph import (
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 GPU_CPU = (TaskDevice("gpu"), TaskDevice("cpu"))
 CORES = (TaskDevice("a", (), "host"), TaskDevice("b", (), "host"), TaskDevice("ab", ("a", "b"), "host"))
@@ -36,14 +36,24 @@ def random_graph(
         times = {d.name: int(base * rng.uniform(0.4, 2.0)) if len(d.lanes) < 2 else base * 7 // 10 for d in devices}
         memory = {d.name: rng.randint(0, 100) for d in devices}
         tasks.append(GraphTask(f"t{i}", times, {devices[0].name: rng.randint(0, 500)}, memory))
-    readers: dict[int, list[str]] = {}
+    readers: dict[int, list[int]] = {}
     for i in range(1, size):
         for j in sorted({rng.randrange(max(0, i - reach), i) for _ in range(rng.randint(0, 2))}):
-            readers.setdefault(j, []).append(f"t{i}")
-    tensors = [TaskTensor(f"x{j}", f"t{j}", tuple(names), rng.randint(0, 6000)) for j, names in readers.items()]
+            readers.setdefault(j, []).append(i)
+    tensors = [UnitTensor(f"x{j}", j, tuple(each), rng.randint(0, 6000)) for j, each in readers.items()]
     spaces = sorted({d.space for d in devices})
     links = [DeviceLink(a, b, 1e9, 1000, devices[0].name) for a in spaces for b in spaces if a != b]
     return TaskGraph(devices, tuple(tasks), tuple(tensors), tuple(links), {}, hand_over_ns, transfers)
+
+
+def numbered(
+    tasks: Iterable[GraphTask], tensors: Iterable[tuple[str, str, Iterable[str], int]]
+) -> tuple[UnitTensor, ...]:
+    """Tensors of tasks that are given by name: their own name, producer, readers and size."""
+    at = {task.name: number for number, task in enumerate(tasks)}
+    return tuple(
+        UnitTensor(name, at[made_by], tuple(at[each] for each in read), size) for name, made_by, read, size in tensors
+    )
 
 
 def random_plan(problem: PlacementProblem, seed: int) -> TaskPlan:

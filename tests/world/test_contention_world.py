@@ -24,7 +24,7 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query
 from cotenant.work import Machine, Share, Work
-from cotenant.world.contention import FULL_SPEED, Contention, ContentionWorld, Load, Traffic, max_min, speeds
+from cotenant.world.contention import FULL_SPEED, Contention, ContentionWorld, Load, Traffic, speeds
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from parity import TABLES as PARITY_TABLES
 from parity import TENANTS, workload
@@ -236,19 +236,6 @@ def test_it_ends_when_fine_time_steps_say(drawn: list[tuple[int, list[tuple[int,
 # --- laws ----------------------------------------------------------------------------------------------------------
 
 loads_of = st.lists(st.integers(0, 20 * GB), min_size=1, max_size=6)
-
-
-@given(loads_of, st.integers(1, 40 * GB))
-def test_shares_are_max_min_fair(demands: list[int], capacity: int) -> None:
-    shares = max_min(demands, capacity)
-    assert all(0 <= share <= demand for share, demand in zip(shares, demands, strict=True))
-    assert sum(shares) <= capacity
-    assert sum(shares) == min(capacity, sum(demands)) or sum(demands) > capacity > sum(shares) >= capacity - len(
-        demands
-    )
-    for share, demand in zip(shares, demands, strict=True):
-        if share < demand:  # nobody has more than who wants more, but for what integers cannot share
-            assert share >= max(shares) - 1
 
 
 @given(loads_of, st.integers(1, 40 * GB), st.integers(0, 20 * GB))

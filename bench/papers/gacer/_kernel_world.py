@@ -16,8 +16,9 @@ from math import ceil
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
+from cotenant.fair_share import fair_shares
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, grant
+from cotenant.techniques.layer_blocks.world.many_core_rules import FULL
 from cotenant.work import Share
 from cotenant.world.simulated import WorldEvent
 
@@ -285,8 +286,7 @@ class Streams:
         device = self._device
         for demand, capacity in ((compute, 1 - device.compute_loss), (bandwidth, 1 - device.bandwidth_loss)):
             if sum(demand) > capacity:
-                granted = [0.0] * count
-                grant(count, demand, ones, capacity, granted)
+                granted = fair_shares(demand, ones, capacity)
                 for number in range(count):
                     if granted[number] < demand[number]:
                         parts[number] = min(parts[number], granted[number] / demand[number])

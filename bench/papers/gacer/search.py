@@ -21,11 +21,13 @@ from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import draw
 from bench.papers.gacer._zoo_kernels import PAPER_NAMES
 from bench.papers.gacer.sets import geomean
+from cotenant.inner_loop import InnerLoops, best_loops, has_compiler
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.planner import JointPlanner, JointProgress
 from cotenant.techniques.granularity.plan.published import Descent, JointObjective, Published
 from cotenant.techniques.granularity.plan.search import JointSearch
-from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, Kernels, best_kernels
+from cotenant.techniques.granularity.predict import cluster_loop
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
 
 NAME = "gacer-search"
@@ -76,22 +78,22 @@ def rates(data_dir: Path, rounds: int) -> Iterator[dict[str, Any]]:
         models = tuple((PAPER_NAMES[short], batch.get(PAPER_NAMES[short], 8)) for short in name.split("+"))
         tables = JointSet(name, models, GPUS[0]).tables(drawn)
         row: dict[str, Any] = {"part": "rate", "set": name, "units": sum(table.size for table in tables)}
-        kinds: dict[str, Kernels] = {"plain": PLAIN}
-        if best_kernels().is_compiled:
-            kinds["compiled"] = best_kernels()
-        for kind, kernels in kinds.items():
-            _rounds(tables, rules_of(drawn), kernels, 10)  # compiles
+        kinds = {"plain": PLAIN}
+        if has_compiler():
+            kinds["compiled"] = best_loops(cluster_loop)
+        for kind, loops in kinds.items():
+            _rounds(tables, rules_of(drawn), loops, 10)  # compiles
             spent, done = 0.0, 0
             while done < rounds:
-                taken, count = _rounds(tables, rules_of(drawn), kernels, rounds - done)
+                taken, count = _rounds(tables, rules_of(drawn), loops, rounds - done)
                 spent, done = spent + taken, done + count
             row[f"{kind}_s"] = spent / done * ROUNDS
         yield row
 
 
-def _rounds(tables: Sequence[KernelTable], rules: Occupancy, kernels: Kernels, rounds: int) -> tuple[float, int]:
+def _rounds(tables: Sequence[KernelTable], rules: Occupancy, loops: InnerLoops, rounds: int) -> tuple[float, int]:
     """Seconds of a published search from its start, and how many rounds it had."""
-    search = Descent(Published(rounds=rounds), JointEvaluator(tables, rules, kernels), None)
+    search = Descent(Published(rounds=rounds), JointEvaluator(tables, rules, loops), None)
     start = time.perf_counter()
     search.run()
     return time.perf_counter() - start, search.evaluated

@@ -27,9 +27,9 @@ from cotenant.techniques.placement.plan.task_graph import (
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 BASELINE_MS = {"faster_rcnn": 69.9, "mask_rcnn": 70.4, "ssd": 62.1, "resnet50": 7.0}
 """The paper's executions on one GPU; ResNet-50, which it does not time, as quick as such a GPU is."""
@@ -134,7 +134,7 @@ def task_graph(model: str, world: DetectorWorld) -> TaskGraph:
     rate = world.cpu_bytes_per_s / world.lanes
     tasks = []
     sizes: dict[tuple[int, int], int] = {}
-    readers: dict[tuple[int, int], list[str]] = {}
+    readers: dict[tuple[int, int], list[int]] = {}
     for number, task in enumerate(detector_tasks(model)):
         name = f"{task.kind}{number}"
         cpu_us = world.cpu_small_us + 1e6 * task.moved_bytes / rate + world.slower * factor * _peak_us(task.macs, 0)
@@ -144,10 +144,10 @@ def task_graph(model: str, world: DetectorWorld) -> TaskGraph:
         tasks.append(GraphTask(name, compute, {"gpu": round(1000 * world.launch_us)}, held))
         sizes |= {(number, output): size for output, size in enumerate(task.output_bytes)}
         for read in task.reads:
-            readers.setdefault(read, []).append(name)
+            readers.setdefault(read, []).append(number)
     tensors = tuple(
-        TaskTensor(f"{tasks[row].name}.{output}", tasks[row].name, tuple(names), sizes[row, output])
-        for (row, output), names in sorted(readers.items())
+        UnitTensor(f"{tasks[row].name}.{output}", row, tuple(numbers), sizes[row, output])
+        for (row, output), numbers in sorted(readers.items())
     )
     devices = (TaskDevice("gpu"), *(TaskDevice(lane, (), "host") for lane in lanes))
     ways = [("gpu", "host"), ("host", "gpu")]

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench._registry import BenchError
-from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 TASK_COLUMNS = ("task", "device", "ms")
 EDGE_COLUMNS = ("from", "to", "bytes")
@@ -48,7 +49,11 @@ def read_graph(graph: Path, edges: Path | None, links: Sequence[str] = (), memor
         if device in limits:
             raise BenchError(f"--memory {text!r}: a limit of {device!r} was given before, expected one")
         limits[device] = limit
-    made = tuple(TaskTensor(name, producer, tuple(readers), size) for name, producer, readers, size, _ in tensors)
+    at = {name: number for number, name in enumerate(order)}
+    made = tuple(
+        UnitTensor(name, at[producer], tuple(at[reader] for reader in readers), size)
+        for name, producer, readers, size, _ in tensors
+    )
     return TaskGraph(tuple(map(TaskDevice, devices)), tasks, made, tuple(ways.values()), limits)
 
 

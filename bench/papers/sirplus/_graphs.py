@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from random import Random
 
-from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 DEVICES = (TaskDevice("gpu"), TaskDevice("cpu"))
 LINKS = (DeviceLink("gpu", "cpu", 12e9, 10_000), DeviceLink("cpu", "gpu", 12e9, 10_000))
@@ -21,21 +22,26 @@ class GraphWriter:
 
     def __init__(self) -> None:
         self.tasks: list[GraphTask] = []
-        self._readers: dict[str, list[str]] = {}
+        self._numbers: dict[str, int] = {}
+        self._readers: dict[str, list[int]] = {}
         self._sizes: dict[str, int] = {}
 
     def add(self, task: GraphTask, reads: list[str], size_bytes: int) -> str:
         """Add a task that makes a tensor of this size; gives its name."""
+        number = self._numbers[task.name] = len(self.tasks)
         self.tasks.append(task)
         self._sizes[task.name] = size_bytes
         for name in dict.fromkeys(reads):
-            self._readers.setdefault(name, []).append(task.name)
+            self._readers.setdefault(name, []).append(number)
         return task.name
 
     @property
-    def tensors(self) -> tuple[TaskTensor, ...]:
+    def tensors(self) -> tuple[UnitTensor, ...]:
         """All tensors that somebody reads."""
-        return tuple(TaskTensor(f"{a}>", a, tuple(names), self._sizes[a]) for a, names in self._readers.items())
+        return tuple(
+            UnitTensor(f"{name}>", self._numbers[name], tuple(readers), self._sizes[name])
+            for name, readers in self._readers.items()
+        )
 
     def graph(self) -> TaskGraph:
         """The whole, on GPU and CPU."""

@@ -14,9 +14,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
-from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph, TaskTensor
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan import plan_loop
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, scratch_of
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph
+from cotenant.techniques.placement.plan.task_graph import DeviceLink, GraphTask, TaskDevice, TaskGraph
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 CLOCK = "clock"
 Times = NDArray[np.int64]
@@ -27,18 +30,15 @@ class QueryStream:
 
     def __init__(self, problem: PlacementProblem, queries: int) -> None:
         self.queries = queries
-        self.kernels = problem.kernels
-        one = PlacementProblem(_with_arrival(problem), problem.kernels)
+        self.loops = problem.loops
+        one = PlacementProblem(_with_arrival(problem), problem.loops)
         self.size = one.size
         self.devices = len(one.device_names)
         self._base = np.array(one.service, dtype=np.int64)
         self._flat = self._copies(one)
         total = one.size * queries
-        copies = len(self._flat.producer) * len(one.space_names)
-        resources = len(one.resources)
-        sizes = (total, total, resources, resources, len(one.space_names), copies, copies, 1, total, 3 * total)
-        *scratch, self._order, self._left = (self._ints(np.zeros(size, dtype=np.int64)) for size in sizes)
-        self._scratch = Scratch(*scratch)
+        self._scratch = scratch_of(self._flat, self.loops)
+        self._order, self._left = (self._ints(np.zeros(size, dtype=np.int64)) for size in (total, 3 * total))
 
     def latencies_ns(self, plan: TaskPlan, gaps_ns: Sequence[int], factors: NDArray[np.float64]) -> Times:
         """From each query's arrival to its last task. `gaps_ns` lie before the arrivals.
@@ -65,9 +65,9 @@ class QueryStream:
         rank[np.array(plan.order) + 1] = np.arange(1, self.size)
         urgency = -(np.arange(queries)[:, None] * self.size + rank)
         place = ints(np.tile(np.array([self.devices - 1, *plan.place], dtype=np.int64), queries))
-        module = self.kernels.module
+        module = self.loops[plan_loop]
         module.dispatch(flat, self._scratch, place, ints(urgency.ravel()), 0, self._order, self._left)
-        makespan = module.evaluate(flat, self._scratch, self._order, place, IMPOSSIBLE - 1)
+        makespan = module.evaluate(flat, self._scratch, self._order, place)
         assert makespan < IMPOSSIBLE
         return np.array(self._scratch.end, dtype=np.int64).reshape(queries, self.size)
 
@@ -100,7 +100,6 @@ class QueryStream:
             "in_tensor": tile(flat.in_tensor, tensors),
             "producer": tile(flat.producer, size),
             "copy": tile(flat.copy),
-            "tail": np.zeros(size * queries, dtype=np.int64),
             "pred_start": pred_start,
             "preds": preds,
             "succ_start": succ_start,
@@ -109,19 +108,23 @@ class QueryStream:
         return flat._replace(**{name: self._ints(values) for name, values in made.items()})
 
     def _ints(self, values: Times) -> Ints:
-        """Numbers in the form that the kernels want, without a detour over lists."""
-        return cast(Ints, np.ascontiguousarray(values)) if self.kernels.is_compiled else values.tolist()
+        """Numbers in the form that the loops take, without a detour over lists."""
+        return cast(Ints, np.ascontiguousarray(values)) if self.loops.is_compiled else values.tolist()
 
 
 def _with_arrival(problem: PlacementProblem) -> TaskGraph:
     """The graph behind a task that every task without a predecessor waits for, at no cost."""
     graph = problem.graph
-    roots = tuple(task.name for task, before in zip(graph.tasks, problem.preds, strict=True) if not before)
+    roots = tuple(number + 1 for number, before in enumerate(problem.preds) if not before)
+    moved = [
+        UnitTensor(each.name, each.producer + 1, tuple(at + 1 for at in each.readers), each.size_bytes)
+        for each in graph.tensors
+    ]
     arrival = GraphTask(CLOCK, {CLOCK: 0})
     return replace(
         graph,
         devices=(*graph.devices, TaskDevice(CLOCK)),
         tasks=(arrival, *graph.tasks),
-        tensors=(TaskTensor(CLOCK, CLOCK, roots), *graph.tensors),
+        tensors=(UnitTensor(CLOCK, 0, roots, 0), *moved),
         links=(*graph.links, *(DeviceLink(CLOCK, space, 1e18, 0, CLOCK) for space in problem.space_names)),
     )

@@ -26,7 +26,7 @@ from rich.table import Table
 from bench._data import Headline, paper_figure, read_rows
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._stream import QueryStream
-from cotenant.machine_code import has_compiler
+from cotenant.inner_loop import has_compiler
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
 from cotenant.techniques.placement.plan.strategies import CommSlowdown, Sequential, makespan_ns, sequential_ns

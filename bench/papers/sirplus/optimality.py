@@ -27,7 +27,7 @@ from bench.papers.sirplus._graph_csv import read_graph
 from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
 from bench.papers.sirplus._milp import MixedInteger
 from cotenant.errors import PlanError
-from cotenant.machine_code import has_compiler
+from cotenant.inner_loop import has_compiler
 from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.heft import Heft

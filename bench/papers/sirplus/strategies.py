@@ -27,8 +27,8 @@ from rich.table import Table
 from bench._data import Headline, paper_figure, read_rows
 from bench.papers.sirplus._break_even import break_even, show_break_even
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
+from cotenant.techniques.placement.plan import plan_loop
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal, noisy, usual_plans
 from cotenant.techniques.placement.plan.strategies import Sequential, sequential_ns, waits_ns
 from cotenant.techniques.placement.plan.task_graph import TransferMode
@@ -162,14 +162,12 @@ def _copied_ns(problem: PlacementProblem, plan: TaskPlan) -> int:
 def _noisy_gain_pct(problem: PlacementProblem, plan: TaskPlan, noise: float) -> float:
     """Mean gain over the sequential execution of the same query."""
     base = Sequential().place(problem).place
-    ints = problem.kernels.ints
+    ints = problem.loops.ints
     gains = []
     for draw in range(_DRAWS):
         service = noisy(problem, noise, 7000 + draw)
         flat = problem.flat._replace(service=ints(service))
-        took = problem.kernels.module.evaluate(
-            flat, problem.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
-        )
+        took = problem.loops[plan_loop].evaluate(flat, problem.scratch, ints(plan.order), ints(plan.place))
         times = np.array(service).reshape(problem.size, -1)
         exact = sequential_ns(problem, base)
         assert exact is not None

@@ -102,7 +102,7 @@ def play(
     x_grew, x_over = np.zeros(total, np.int64), np.zeros(total, np.int64)
     x_ns, x_moved, x_threads = np.zeros(total, np.int64), np.zeros(total, np.int64), np.zeros(total, np.int64)
     x_left, x_rate = np.zeros(total, np.int64), np.zeros(total, np.int64)
-    demand, granted = np.zeros(total, np.float64), np.zeros(total, np.float64)
+    demand = np.zeros(total, np.float64)
     is_stale = True
     now, arrived, timer = 0, 0, NEVER
     while True:
@@ -112,7 +112,7 @@ def play(
             due = now
         elif running > 0:
             if is_stale:
-                set_rates(running, x_ns, x_moved, x_threads, w_bandwidth, demand, granted, x_rate)
+                set_rates(running, x_ns, x_moved, x_threads, w_bandwidth, demand, x_rate)
                 is_stale = False
             due = now + next_span_ns(running, x_left, x_rate)
         at = min(due, timer, arrival)

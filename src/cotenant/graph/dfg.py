@@ -132,6 +132,16 @@ class Dfg:
         """Names of the tensors live before unit `boundary`; at `len(units)`, the computed graph outputs."""
         return self.boundaries[boundary].live
 
+    def crossing(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Edges between units: by the name of a tensor the unit that makes it and the others that read it."""
+        producer = {name: unit.index for unit in self.units for name in unit.outputs}
+        readers: dict[str, list[int]] = {}
+        for unit in self.units:
+            for name in unit.inputs:
+                if name in producer:
+                    readers.setdefault(name, []).append(unit.index)
+        return {name: (producer[name], tuple(each)) for name, each in readers.items()}
+
     def segment_io(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tensors that units [start, end) read from outside, and those they make that are live at `end`."""
         made = {name for unit in self.units[start:end] for name in unit.outputs}

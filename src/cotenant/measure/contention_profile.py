@@ -25,6 +25,7 @@ from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import cores_alone, lanes_of
 from cotenant.execute.threads.lanes import pin
+from cotenant.fair_share import fair_shares
 from cotenant.files import load, save
 from cotenant.graph.dfg import Dfg
 from cotenant.measure.antagonist import (
@@ -48,7 +49,7 @@ from cotenant.predict.pressure import (
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, default_version, model_names, profile_path
-from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
+from cotenant.world.contention import Contention, Phase, Traffic, phase_time_ns
 
 if TYPE_CHECKING:
     from cotenant.execute.runner import Runner
@@ -243,7 +244,10 @@ def fit_bandwidth(drawn_bytes_per_s: Sequence[int]) -> int | None:
 
 def predicted_slowdown(phases: Sequence[Phase], others: Sequence[int], bandwidth: int) -> float:
     """Slowdown of a launch on its own core beside neighbours that want to draw `others` bytes per second all along."""
-    beside = sum(phase_time_ns(phase, max_min((phase.bytes_per_s, *others), bandwidth)[0]) for phase in phases)
+    weights = [1] * (1 + len(others))
+    beside = sum(
+        phase_time_ns(phase, int(fair_shares((phase.bytes_per_s, *others), weights, bandwidth)[0])) for phase in phases
+    )
     return beside / sum(phase.alone_ns for phase in phases)
 
 

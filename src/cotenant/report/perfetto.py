@@ -1,4 +1,8 @@
-"""Spans, instants and counters as a Chrome trace, the JSON that https://ui.perfetto.dev opens (Open trace file)."""
+"""Gantt charts, instants and counters as a Chrome trace, the JSON that https://ui.perfetto.dev opens (Open trace file).
+
+Lanes are named `process/thread` as the viewer groups them, e.g. `tenants/resnet50`. Bars of one lane that overlap in
+time are drawn below each other.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cotenant.errors import InvalidValueError
 from cotenant.files import write_whole
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that lasted. `track` is `process/thread` as the viewer groups them, e.g. `tenants/resnet50`.
-
-    Spans of one track that overlap in time are drawn on lanes of their own below each other.
-    """
-
-    track: str
-    name: str
-    start_ns: int
-    end_ns: int
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.end_ns < self.start_ns:
-            raise InvalidValueError(f"span {self.name!r}", "end_ns", self.end_ns, f"at least start_ns, {self.start_ns}")
+from cotenant.gantt import Bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +37,7 @@ class Counter:
 
 
 def write_perfetto(
-    path: Path, spans: Iterable[Span], instants: Iterable[Instant] = (), counters: Iterable[Counter] = ()
+    path: Path, bars: Iterable[Bar], instants: Iterable[Instant] = (), counters: Iterable[Counter] = ()
 ) -> None:
     """Write the trace. Tracks stand in the order in which they are first met; events are sorted by time.
 
@@ -59,9 +45,9 @@ def write_perfetto(
     """
     lanes = _Lanes()
     events: list[tuple[int, dict[str, Any]]] = []
-    for span, (pid, tid) in lanes.place(list(spans)):
-        event = {"ph": "X", "name": span.name, "pid": pid, "tid": tid, "ts": span.start_ns / 1000}
-        events.append((span.start_ns, event | {"dur": (span.end_ns - span.start_ns) / 1000, "args": dict(span.args)}))
+    for bar, (pid, tid) in lanes.place(list(bars)):
+        event = {"ph": "X", "name": bar.label, "pid": pid, "tid": tid, "ts": bar.start_ns / 1000}
+        events.append((bar.start_ns, event | {"dur": (bar.end_ns - bar.start_ns) / 1000, "args": dict(bar.args)}))
     for instant in instants:
         pid, tid = lanes.first(instant.track)
         event = {"ph": "i", "s": "t", "name": instant.name, "pid": pid, "tid": tid, "ts": instant.time_ns / 1000}
@@ -78,7 +64,7 @@ def write_perfetto(
 
 
 class _Lanes:
-    """Numbers for processes and threads, and a lane for every span on which no other span overlaps it."""
+    """Numbers for processes and threads, and a thread for every bar on which no other bar overlaps it."""
 
     def __init__(self) -> None:
         self._processes: dict[str, int] = {}
@@ -90,23 +76,23 @@ class _Lanes:
     def first(self, track: str) -> tuple[int, int]:
         return self._thread(track, 0)
 
-    def place(self, spans: Sequence[Span]) -> Iterator[tuple[Span, tuple[int, int]]]:
-        tracks: dict[str, list[Span]] = {}
-        for span in spans:
-            tracks.setdefault(span.track, []).append(span)
+    def place(self, bars: Sequence[Bar]) -> Iterator[tuple[Bar, tuple[int, int]]]:
+        tracks: dict[str, list[Bar]] = {}
+        for bar in bars:
+            tracks.setdefault(bar.lane, []).append(bar)
         for track, held in tracks.items():
             used = 0
             free: list[int] = []
             busy: list[tuple[int, int]] = []
-            for span in sorted(held, key=lambda span: (span.start_ns, span.end_ns)):
-                while busy and busy[0][0] <= span.start_ns:
+            for bar in sorted(held, key=lambda bar: (bar.start_ns, bar.end_ns)):
+                while busy and busy[0][0] <= bar.start_ns:
                     heapq.heappush(free, heapq.heappop(busy)[1])
                 if free:
                     lane = heapq.heappop(free)
                 else:
                     lane, used = used, used + 1
-                heapq.heappush(busy, (span.end_ns, lane))
-                yield span, self._thread(track, lane)
+                heapq.heappush(busy, (bar.end_ns, lane))
+                yield bar, self._thread(track, lane)
 
     def _thread(self, track: str, lane: int) -> tuple[int, int]:
         if (track, lane) not in self._threads:

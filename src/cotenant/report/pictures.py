@@ -1,4 +1,4 @@
-"""Parts of pictures of plans: keys of letters and colours, names that fit, axes of Gantt charts, SVG files."""
+"""Parts of pictures of plans: keys of letters and colours, names that fit, SVG files."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ def short(name: str, width: int) -> str:
 def in_ms(ns: int) -> str:
     """Nanoseconds as milliseconds, with three significant digits."""
     return milliseconds(ns / 1e6)
-
-
-def time_axis(indent: int, cells: int, until_ns: int) -> Text:
-    """The axis below a Gantt chart of so many columns, from 0 to `until_ns`."""
-    end = f"{in_ms(until_ns)} ms"
-    return Text(f"{' ' * indent}└0{' ' * max(1, cells - 1 - len(end))}{end}┘", style="dim")
 
 
 def svg_of(picture: RenderableType, title: str) -> str:

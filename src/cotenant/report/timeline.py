@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
+from cotenant.gantt import Bar
+from cotenant.report.perfetto import Counter, Instant, write_perfetto
 from cotenant.trace import Record, in_lines, work_of
 from cotenant.work import lane_name
 
@@ -19,7 +20,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     """Write a trace as a file for ui.perfetto.dev; give the number of launches in it.
 
     Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
-    a span of its own; applications show each query from its arrival to the end of its last stage; counters show who
+    a bar of its own; applications show each query from its arrival to the end of its last stage; counters show who
     waits, and how many cores each tenant holds. A launch says its version, the cores that it was to have and at which
     pressure it was predicted. Of one that ran by a placement each core has a track of what it ran, as if the units had
     begun with the launch.
@@ -29,7 +30,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
 
 
 def _write_timeline(path: Path, records: Iterable[Record]) -> int:
-    spans: list[Span] = []
+    bars: list[Bar] = []
     instants: list[Instant] = []
     counters: list[Counter] = []
     arrived: dict[int, dict[str, Any]] = {}
@@ -55,10 +56,10 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             name, start = whole.pop(record.event["query"])
             told = f"{record.event['outcome']} #{record.event['query']}"
             args = {key: record.event[key] for key in ("query", "outcome", "reason")}
-            spans.append(Span(f"applications/{name}", told, start, now, args))
+            bars.append(Bar(f"applications/{name}", told, start, now, args))
         elif record.kind == "LaunchGrew" and record.event["launch"] in running:
             start, launch = running[record.event["launch"]]
-            spans.append(_launch_span(launch, start, now, None))
+            bars.append(_launch_bar(launch, start, now, None))
             share = grown.pop(launch["id"])
             held[work_of(launch).tenant] += len(share["cores"]) - len(launch["share"]["cores"])
             running[launch["id"]] = now, {**launch, "share": share}
@@ -66,12 +67,12 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             start, launch = running.pop(record.event["launch"])
             launches += 1
             held[work_of(launch).tenant] -= len(launch["share"]["cores"])
-            spans.append(_launch_span(launch, start, now, record.event["error"]))
+            bars.append(_launch_bar(launch, start, now, record.event["error"]))
             share, tenant = launch["share"], work_of(launch).tenant
             for numbers, units, begun_ns, ended_ns in record.event.get("pieces", ()):
                 for number in numbers:
                     track = f"pieces/{lane_name(number, share['cores'], share['device'])}"
-                    spans.append(Span(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
+                    bars.append(Bar(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})
@@ -91,17 +92,17 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
                     waiting[query["tenant"]] -= 1
                 track = f"tenants/{query['tenant']}"
                 args = {"query": action["query"], "outcome": action["outcome"], "reason": action["reason"]}
-                spans.append(Span(track, f"{action['outcome']} #{action['query']}", query["arrival_ns"], now, args))
+                bars.append(Bar(track, f"{action['outcome']} #{action['query']}", query["arrival_ns"], now, args))
                 if first is None:
                     instants.append(Instant(track, action["outcome"], now, args))
         if record.kind in ("QueryArrived", "LaunchEnded", "TimerFired"):
             counters.append(Counter("queues/waiting", now, dict(waiting)))
             counters.append(Counter("cores/held", now, dict(held)))
-    write_perfetto(path, sorted(spans, key=_track_order), instants, counters)
+    write_perfetto(path, sorted(bars, key=_track_order), instants, counters)
     return launches
 
 
-def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None) -> Span:
+def _launch_bar(launch: dict[str, Any], start: int, end: int, error: str | None) -> Bar:
     work, share = work_of(launch), launch["share"]
     numbers = share["cores"]
     cores = ",".join(map(str, numbers))
@@ -129,8 +130,8 @@ def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None
         rows = " rows {} to {}".format(*work.rows)
     if len(numbers) > _MOST_NAMED:
         args["cores"] = cores
-    return Span(track, f"{work.tenant}{rows}", start, end, args)
+    return Bar(track, f"{work.tenant}{rows}", start, end, args)
 
 
-def _track_order(span: Span) -> tuple[bool, str, int]:
-    return (not span.track.startswith("lanes/"), span.track, span.start_ns)
+def _track_order(bar: Bar) -> tuple[bool, str, int]:
+    return (not bar.lane.startswith("lanes/"), bar.lane, bar.start_ns)

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import convert
 
 from cotenant.core.predictor import Member
+from cotenant.gantt import Bar, busy_ns, column_ns, label_at
 from cotenant.trace import Record, TraceError, in_lines, work_of
 from cotenant.trace.basis import GroupBeliefs
 from cotenant.work import CPU, PieceTime, lane_name
@@ -79,17 +80,13 @@ class LaunchStory:
         lines = []
         on_gpu = {number for piece in self.pieces for number in piece.cores}
         for number in (range(len(self.cores)) if self.device == CPU else sorted(on_gpu)) if until else ():
+            name = lane_name(number, self.cores, self.device)
             mine = [piece for piece in self.pieces if number in piece.cores]
-            busy = [
-                sum(_overlap(piece, until * at // _COLUMNS, until * (at + 1) // _COLUMNS) for piece in mine)
-                for at in range(_COLUMNS)
-            ]
-            bar = "".join("█" if 2 * _COLUMNS * ns >= until else "·" for ns in busy)
-            taken = sum(piece.end_ns - piece.start_ns for piece in mine)
+            bars = [Bar(name, "█", piece.start_ns, piece.end_ns) for piece in mine]
+            drawn = "".join(label_at(bars, *column) or "·" for column in column_ns(until, _COLUMNS))
             units = sum(piece.units for piece in mine)
             pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
-            name = lane_name(number, self.cores, self.device)
-            lines.append(f"    {name} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
+            lines.append(f"    {name} │{drawn}│ {_ms(busy_ns(bars))} of {_ms(until)}, {units} units in {pieces}")
         return lines
 
 
@@ -335,10 +332,6 @@ def _place(launch: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
 
 def _member(launch: Mapping[str, Any]) -> Member:
     return Member(work_of(launch), len(launch["share"]["cores"]))
-
-
-def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
-    return max(0, min(end_ns, piece.end_ns) - max(start_ns, piece.start_ns))
 
 
 def _pointers(

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.errors import InvalidValueError
+from cotenant.fair_share import fair_shares
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.work import Share, Work
 from cotenant.world.simulated import WorldEvent
@@ -99,17 +100,6 @@ class Load(NamedTuple):
     bytes_per_s: int
 
 
-def max_min(demands: Sequence[int], capacity: int) -> list[int]:
-    """Max-min fair shares of a capacity: nobody gets more than asked, who gets less gets no less than anybody else."""
-    shares = [0] * len(demands)
-    left = capacity
-    order = sorted(range(len(demands)), key=lambda at: (demands[at], at))
-    for served, at in enumerate(order):
-        shares[at] = min(demands[at], left // (len(order) - served))
-        left -= shares[at]
-    return shares
-
-
 def speeds(loads: Sequence[Load], bandwidth_bytes_per_s: int | None, front_end_share: float = 0.0) -> list[int]:
     """Speed of each load in parts of FULL_SPEED, at least 1. The module's text has the formula."""
     holders: dict[int, int] = {}
@@ -121,9 +111,9 @@ def speeds(loads: Sequence[Load], bandwidth_bytes_per_s: int | None, front_end_s
     if bandwidth_bytes_per_s is not None:
         demands = [load.bytes_per_s * speed // FULL_SPEED for load, speed in zip(loads, made, strict=True)]
         if sum(demands) > bandwidth_bytes_per_s:
-            shares = max_min(demands, bandwidth_bytes_per_s)
+            shares = fair_shares(demands, [1] * len(demands), bandwidth_bytes_per_s)
             made = [
-                speed * share // demand if share < demand else speed
+                speed * int(share) // demand if share < demand else speed
                 for speed, share, demand in zip(made, shares, demands, strict=True)
             ]
     return [max(1, speed) for speed in made]

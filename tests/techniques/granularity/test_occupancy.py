@@ -8,14 +8,17 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.machine_code import has_compiler
+from cotenant.fair_share import fair_shares
+from cotenant.inner_loop import best_loops, has_compiler
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, best_kernels
+from cotenant.techniques.granularity.predict import cluster_loop
+from cotenant.techniques.granularity.predict.cluster_loop import PARTS, level
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from kernel_sets import random_plan, random_rules, random_set
 
@@ -290,10 +293,27 @@ def test_it_gives_what_an_exact_one_gives(seed: int, members: int) -> None:
         )
 
 
+@given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.1, 1.0)), min_size=2, max_size=6))
+def test_the_inner_loop_shares_rates_max_min(drawn: list[tuple[float, float]]) -> None:
+    """`level` is the same sharing in the form that the inner loop needs: the largest share alone."""
+    asked = [demand * speed for demand, speed in drawn]
+    assume(sum(asked) > 1 + 1e-6)
+    evaluator = JointEvaluator([table(str(n), (1, 0.1)) for n in range(len(drawn))], FREE, PLAIN)
+    scratch = evaluator._scratch
+    for n, (_, speed) in enumerate(drawn):
+        scratch.live[n] = n * PARTS
+        scratch.rate[n * PARTS] = speed
+    demand = [0.0] * (len(drawn) * PARTS)
+    demand[::PARTS] = [each for each, _ in drawn]
+    most = level(scratch, demand, len(drawn))
+    shares = fair_shares(asked, [1] * len(asked), 1.0)
+    assert [min(each, most) for each in asked] == pytest.approx(shares, rel=1e-6)
+
+
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")
-def test_compiled_kernels_do_what_plain_ones_do() -> None:
+def test_compiled_loops_do_what_plain_ones_do() -> None:
     for seed in range(60):
         tables, rules = random_set(seed), random_rules(seed)
         plan = random_plan(seed, tables)
-        costs = [JointEvaluator(tables, rules, kernels).cost_if(plan) for kernels in (PLAIN, best_kernels())]
+        costs = [JointEvaluator(tables, rules, loops).cost_if(plan) for loops in (PLAIN, best_loops(cluster_loop))]
         assert costs[0] == costs[1]

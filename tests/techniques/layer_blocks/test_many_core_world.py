@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from scipy.optimize import linprog
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
@@ -26,7 +25,6 @@ from cotenant.techniques.layer_blocks.world.many_core_rules import (
     FULL,
     SLICE_BYTES,
     conflict_at,
-    grant,
     moved_bytes,
     next_span_ns,
     set_rates,
@@ -41,55 +39,6 @@ CORES = 16
 
 # --- rules ----------------------------------------------------------------------------------------------------------
 
-asks = st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(1, 16)), min_size=1, max_size=6)
-
-
-@given(asks, st.floats(0.5, 80.0))
-@settings(max_examples=60, deadline=None)
-def test_parts_are_max_min_fair_as_a_row_of_linear_programs_finds_them(
-    some: list[tuple[float, int]], capacity: float
-) -> None:
-    demand, cores = [each[0] for each in some], [each[1] for each in some]
-    granted = [0.0] * len(some)
-    grant(len(some), demand, cores, capacity, granted)
-    assert granted == pytest.approx(_max_min(demand, cores, capacity), abs=1e-6)
-    assert sum(granted) == pytest.approx(min(capacity, sum(demand)))
-
-
-def _max_min(demand: Sequence[float], cores: Sequence[int], capacity: float) -> list[float]:
-    """Raise the least part a core as far as it goes, fix who cannot have more, and so on."""
-    count = len(demand)
-    fixed: dict[int, float] = {}
-    while len(fixed) < count:
-        level = _level(demand, cores, capacity, fixed)
-        for i in range(count):
-            if i not in fixed and _most(i, level, demand, cores, capacity, fixed) <= level * cores[i] + 1e-7:
-                fixed[i] = min(demand[i], level * cores[i])
-    return [fixed[i] for i in range(count)]
-
-
-def _level(demand: Sequence[float], cores: Sequence[int], capacity: float, fixed: dict[int, float]) -> float:
-    """The highest least part a core of those that are not fixed."""
-    count = len(demand)
-    rows = [[0.0] * i + [-1.0] + [0.0] * (count - i - 1) + [float(cores[i])] for i in range(count) if i not in fixed]
-    bounds = [(fixed[i], fixed[i]) if i in fixed else (0.0, demand[i]) for i in range(count)]
-    found = linprog(
-        [0.0] * count + [-1.0],
-        A_ub=[*rows, [1.0] * count + [0.0]],
-        b_ub=[0.0] * len(rows) + [capacity],
-        bounds=[*bounds, (0.0, None)],
-    )
-    assert found.status == 0
-    return float(found.x[-1])
-
-
-def _most(
-    one: int, level: float, demand: Sequence[float], cores: Sequence[int], capacity: float, fixed: dict[int, float]
-) -> float:
-    """The most that one can have while the others keep what they have."""
-    others = sum(fixed.get(i, level * cores[i]) for i in range(len(demand)) if i != one)
-    return min(demand[one], capacity - others)
-
 
 @given(
     st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**8), st.integers(1, 16)), min_size=1, max_size=8),
@@ -102,7 +51,7 @@ def test_no_more_is_drawn_than_there_is_and_nobody_waits_for_nothing(
     ns, moved, threads = zip(*units, strict=True)
     count = len(units)
     rate = [0] * count
-    set_rates(count, ns, moved, threads, bandwidth, [0.0] * count, [0.0] * count, rate)
+    set_rates(count, ns, moved, threads, bandwidth, [0.0] * count, rate)
     drawn = sum(moved[i] / ns[i] * rate[i] / FULL for i in range(count))
     part = sum(moved[i] / ns[i] for i in range(count)) / FULL  # speeds are whole parts of FULL
     assert drawn <= bandwidth * (1 + 1e-6) + part

@@ -18,8 +18,7 @@ from cotenant.techniques.placement.cli import Aim, PlacementAsked, measured_rati
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.placed import check_path
 from cotenant.techniques.placement.measure.tasks import measure_tasks
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.heft import Heft
 from cotenant.techniques.placement.plan.placed_units import placement_of
 from cotenant.techniques.placement.plan.profiled import graph_of
@@ -43,7 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
-    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_kernels", lambda: PLAIN)
+    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_loops", lambda *_: PLAIN)
     monkeypatch.setattr(measuring, "TASK_EFFORT", Effort(0.0, 2, 3, 1))
     write_model(tmp_path / "models", "net", config(), {1: residual_cnn})
     return tmp_path / "models"

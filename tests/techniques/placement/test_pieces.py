@@ -14,8 +14,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.execute.threads.lanes import Lane
 from cotenant.techniques.placement.execute.piece_run import PieceRun
 from cotenant.techniques.placement.execute.pieces import PlacedPiece, pieces_of
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.task_graph import TaskDevice
 from cotenant.work import Share
 from placed_samples import graph_of

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.machine_code import has_compiler
+from cotenant.inner_loop import compiled_loops, has_compiler
 from cotenant.profile.profile_file import ProfileError
-from cotenant.techniques.placement.plan.compiled import PLAIN, compiled_kernels
+from cotenant.techniques.placement.plan import annealing
 from cotenant.techniques.placement.plan.contract import contract
-from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, UNIT
+from cotenant.techniques.placement.plan.flat import LOOPS, PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT
 from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
 from cotenant.techniques.placement.plan.window import look, survey
+from cotenant.techniques.placement.task_profile import UnitTensor
 from task_graphs import CORES, GPU_CPU, random_graph, random_plan
 
 MODES = tuple(TransferMode)
@@ -34,7 +34,7 @@ MODES = tuple(TransferMode)
 def fork(transfers: TransferMode, hand_over_ns: int = 0) -> TaskGraph:
     """A source on the GPU whose tensor three tasks read; a copy takes 20 ns."""
     tasks = [GraphTask(name, {"gpu": 100, "cpu": 150}) for name in ("source", "one", "two", "three")]
-    tensor = TaskTensor("x", "source", ("one", "two", "three"), 10)
+    tensor = UnitTensor("x", 0, (1, 2, 3), 10)
     links = (DeviceLink("gpu", "cpu", 1e9, 10), DeviceLink("cpu", "gpu", 1e9, 10))
     return TaskGraph(GPU_CPU, tuple(tasks), (tensor,), links, {}, hand_over_ns, transfers)
 
@@ -159,13 +159,13 @@ def period(problem: PlacementProblem, order: list[int], place: list[int]) -> int
 
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_kernels_do_what_plain_ones_do(mode: TransferMode) -> None:
+def test_compiled_loops_do_what_plain_ones_do(mode: TransferMode) -> None:
     graph = random_graph(5, 120, transfers=mode, hand_over_ns=200)
-    problems = [PlacementProblem(graph, kernels) for kernels in (PLAIN, compiled_kernels())]
+    problems = [PlacementProblem(graph, loops) for loops in (PLAIN, compiled_loops(*LOOPS))]
     found = []
     for problem in problems:
         plan = random_plan(problem, 3)
-        ints = problem.kernels.ints
+        ints = problem.loops.ints
         line = problem.evaluate(plan)
         assert line is not None
         order, place = ints(plan.order), ints(plan.place)
@@ -175,7 +175,7 @@ def test_compiled_kernels_do_what_plain_ones_do(mode: TransferMode) -> None:
             position[i] = at
         costs = ints([line.makespan_ns, line.makespan_ns])
         blocks = [40, *(42 + 3 * k for k in range(41)), *range(120)]
-        evaluated = problem.kernels.annealing.anneal(
+        evaluated = problem.loops[annealing].anneal(
             *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, ints(position)),
             *(ints(blocks), ints([UNIT, 0, 0, 0, -1]), ints([11]), ints([20_000, 0]), 2000, costs),
         )
@@ -206,8 +206,8 @@ def test_what_is_no_graph_is_refused() -> None:
         ((GPU_CPU, (GraphTask("t", {}),), ()), "at least one device"),
         ((GPU_CPU, (GraphTask("t", {"tpu": 1}),), ()), "tpu"),
         ((GPU_CPU, (GraphTask("t", {"gpu": -1}),), ()), "-1"),
-        ((GPU_CPU, (task,), (TaskTensor("x", "t", ("t",)),)), "stands behind 't'"),
-        ((GPU_CPU, (task,), (TaskTensor("x", "u", ("t",)),)), "'u'"),
+        ((GPU_CPU, (task,), (UnitTensor("x", 0, (0,), 0),)), "stands behind 't'"),
+        ((GPU_CPU, (task,), (UnitTensor("x", 7, (0,), 0),)), "task is 7"),
         ((GPU_CPU, (task,), (), (DeviceLink("gpu", "tpu", 1.0),)), "gpu:tpu"),
         ((GPU_CPU, (task,), (), (), {"tpu": 1}), "memory limit"),
         ((GPU_CPU, (task,), (), (), {}, -1), "hand_over_ns"),

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from bench.papers.sirplus._milp import MixedInteger
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.placement.plan.bounds import articulation_tasks, bound_of, load_bound_ns
-from cotenant.techniques.placement.plan.compiled import PLAIN
 from cotenant.techniques.placement.plan.exact import IntervalSearch
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.heft import Heft
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
 from cotenant.techniques.placement.plan.strategies import (
@@ -30,10 +29,10 @@ from cotenant.techniques.placement.plan.task_graph import (
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
-from task_graphs import CORES, GPU_CPU, best_of_all, random_graph
+from cotenant.techniques.placement.task_profile import UnitTensor
+from task_graphs import CORES, GPU_CPU, best_of_all, numbered, random_graph
 
 KINDS = (
     (GPU_CPU, TransferMode.DELAY),
@@ -147,18 +146,19 @@ def test_equal_seeds_give_equal_plans_and_progress_ends_the_search() -> None:
 def wide(classes: int = 10, limits: dict[str, int] | None = None) -> TaskGraph:
     """A trunk on the GPU, then chains of light tasks that a last one joins."""
     gpu_only = GraphTask("trunk", {"gpu": 300_000}, {}, {"gpu": 1000})
-    tasks, tensors = [gpu_only], []
+    tasks = [gpu_only]
+    tensors: list[tuple[str, str, tuple[str, ...], int]] = []
     heads = []
     for number in range(classes):
         names = [f"c{number}.{step}" for step in range(4)]
         tasks += [GraphTask(name, {"gpu": 8000, "cpu": 9000}, {}, {"gpu": 10, "cpu": 10}) for name in names]
-        tensors += [TaskTensor(f"{a}>", a, (b,), 100) for a, b in itertools.pairwise(names)]
-        tensors.append(TaskTensor(f"{names[-1]}>", names[-1], ("join",), 100))
+        tensors += [(f"{a}>", a, (b,), 100) for a, b in itertools.pairwise(names)]
+        tensors.append((f"{names[-1]}>", names[-1], ("join",), 100))
         heads.append(names[0])
     tasks.append(GraphTask("join", {"gpu": 8000, "cpu": 9000}))
-    tensors.insert(0, TaskTensor("features", "trunk", tuple(heads), 120_000))
+    tensors.insert(0, ("features", "trunk", tuple(heads), 120_000))
     links = (DeviceLink("gpu", "cpu", 12e9, 10_000), DeviceLink("cpu", "gpu", 12e9, 10_000))
-    return TaskGraph(GPU_CPU, tuple(tasks), tuple(tensors), links, limits or {})
+    return TaskGraph(GPU_CPU, tuple(tasks), numbered(tasks, tensors), links, limits or {})
 
 
 def test_ours_halves_the_branches_of_a_wide_graph() -> None:
@@ -179,17 +179,17 @@ def test_the_bound_adds_up_what_a_fan_holds_behind_a_long_body() -> None:
     pairs = [(GraphTask(f"a{number}", gpu), GraphTask(f"b{number}", gpu)) for number in range(40)]
     fan = [GraphTask(f"fan{number}", both) for number in range(40)]
     hub, beside, end = GraphTask("hub", gpu), GraphTask("beside", gpu), GraphTask("end", gpu)
-    tensors = [
-        TaskTensor(f"{one.name}>", one.name, (behind[0].name, behind[1].name))
+    tensors: list[tuple[str, str, tuple[str, ...], int]] = [
+        (f"{one.name}>", one.name, (behind[0].name, behind[1].name), 0)
         for before, behind in itertools.pairwise(pairs)
         for one in before
     ]
-    tensors += [TaskTensor(f"{one.name}>", one.name, ("hub", "beside")) for one in pairs[-1]]
-    tensors.append(TaskTensor("hub>", "hub", tuple(task.name for task in fan)))
-    tensors += [TaskTensor(f"{task.name}>", task.name, ("end",)) for task in (*fan, beside)]
+    tensors += [(f"{one.name}>", one.name, ("hub", "beside"), 0) for one in pairs[-1]]
+    tensors.append(("hub>", "hub", tuple(task.name for task in fan), 0))
+    tensors += [(f"{task.name}>", task.name, ("end",), 0) for task in (*fan, beside)]
     links = tuple(DeviceLink(*way, 1e12) for way in (("gpu", "cpu"), ("cpu", "gpu")))
     tasks = (*(task for pair in pairs for task in pair), hub, beside, *fan, end)
-    bound = bound_of(PlacementProblem(TaskGraph(GPU_CPU, tasks, tuple(tensors), links), PLAIN))
+    bound = bound_of(PlacementProblem(TaskGraph(GPU_CPU, tasks, numbered(tasks, tensors), links), PLAIN))
     least = 1000 * (2 * 40 + 1 + 41 / 2 + 1)
     assert least - 1000 <= bound.makespan_ns <= least + 1000, "body, hub, fan and what is beside it by halves, end"
 
@@ -197,7 +197,7 @@ def test_the_bound_adds_up_what_a_fan_holds_behind_a_long_body() -> None:
 def test_a_chain_is_left_alone() -> None:
     names = [f"t{i}" for i in range(30)]
     tasks = tuple(GraphTask(name, {"gpu": 8000, "cpu": 9000}) for name in names)
-    tensors = tuple(TaskTensor(f"x{a}", a, (b,), 10) for a, b in itertools.pairwise(names))
+    tensors = tuple(UnitTensor(f"x{a}", a, (b,), 10) for a, b in itertools.pairwise(range(30)))
     links = (DeviceLink("gpu", "cpu", 12e9, 10_000), DeviceLink("cpu", "gpu", 12e9, 10_000))
     found = OURS.solve(PlacementProblem(TaskGraph(GPU_CPU, tasks, tensors, links), PLAIN))
     assert found.is_proved
@@ -246,7 +246,7 @@ def test_comm_sd_as_published_keeps_what_is_quicker_elsewhere_whatever_it_copies
         GraphTask("view", {"gpu": 8000, "cpu": 7000}),
         GraphTask("next", {"gpu": 50_000, "cpu": 900_000}),
     )
-    tensors = (TaskTensor("a", "big", ("view",), 10_000_000), TaskTensor("b", "view", ("next",), 10_000_000))
+    tensors = (UnitTensor("a", 0, (1,), 10_000_000), UnitTensor("b", 1, (2,), 10_000_000))
     links = (DeviceLink("gpu", "cpu", 12e9, 10_000), DeviceLink("cpu", "gpu", 12e9, 10_000))
     problem = PlacementProblem(TaskGraph(GPU_CPU, tasks, tensors, links), PLAIN)
     assert CommSlowdown(as_published=True).place(problem).place == (0, 1, 0)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.overflow import OverflowSearch
 from cotenant.techniques.placement.plan.overview import PlacementOverview, overview
 from cotenant.techniques.placement.plan.profiled import graph_of
@@ -52,8 +51,8 @@ def test_pictures_are_to_scale_and_within_their_width(tasks: ModelTasks, width: 
         bars,
         [
             (each, sum(one.end_ns - one.start_ns for one in each))
-            for lanes in (view.before, view.after)
-            for each in lanes.values()
+            for chart in (view.before, view.after)
+            for each in map(chart.on, chart.lanes)
         ],
         strict=True,
     ):

@@ -171,7 +171,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
 
 def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     from cotenant.cli.console import console as make_console
-    from cotenant.machine_code import has_compiler
+    from cotenant.inner_loop import has_compiler
     from cotenant.techniques.granularity.plan.search import JointSearch
 
     console = make_console(stderr=True, quiet=as_json)
@@ -220,7 +220,7 @@ def _as_measured(made: TogetherPlan, plan: JointPlan, rehearsed: Rehearsed, make
 
 def _doubts(view: JointOverview, rehearsed: Rehearsed | None) -> list[str]:
     """What speaks against the measurement."""
-    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.makespan_ns)
+    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.end_ns)
     if over <= _EXPLAINED:
         return []
     return [
@@ -295,8 +295,8 @@ def _facts(
         "gains": view.gains,
         "gain_pct": view.gain_pct,
         "gap_pct": view.gap_pct,
-        "makespan_ns": view.after.makespan_ns,
-        "streams_ns": view.before.makespan_ns,
+        "makespan_ns": view.after.end_ns,
+        "streams_ns": view.before.end_ns,
         **msgspec.to_builtins(view),
         "measured": None if rehearsed is None else msgspec.to_builtins(rehearsed),
         "kept": None if kept is None else msgspec.to_builtins(kept),

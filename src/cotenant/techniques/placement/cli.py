@@ -241,7 +241,7 @@ def _searched(
     problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
 ) -> FoundPlacement:
     from cotenant.cli.console import console as make_console
-    from cotenant.machine_code import has_compiler
+    from cotenant.inner_loop import has_compiler
     from cotenant.techniques.placement.plan.overflow import OverflowSearch
 
     console = make_console(stderr=True, quiet=as_json)

@@ -5,21 +5,18 @@ It can be read without colour: every stage has a letter, dots are idle time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cotenant.report.fitted_table import FittedTable
-from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of, time_axis
-from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT, PlacementOverview, StageView, Stretch
+from cotenant.report.gantt import compared
+from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of
+from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT, PlacementOverview, StageView
 
 _MOST_STAGES = 24
 """Stages that a table lists: those that take longest."""
-_MOST_LANES = 16
-_BUSY = 6
-"""Columns of what a lane is busy."""
-_IDLE = "·"
 _SAID = 0.02
 """Of a stage's time: devices that have less of it are not named."""
 _NO_GAP_PCT = 0.05
@@ -30,14 +27,8 @@ def placement_picture(view: PlacementOverview, width: int = 80) -> RenderableTyp
     """Both Gantt charts on one scale, and the table of stages, at most `width` columns wide."""
     width = max(60, min(width, MOST_WIDTH))
     keys = keys_of([str(number) for number in range(len(view.stages))])
-    until = max(view.sequential_ns, view.latency_ns, 1)
-    parts: list[RenderableType] = []
-    for words, lanes, ns in (
-        ("One after the other", view.before, view.sequential_ns),
-        ("Placed", view.after, view.latency_ns),
-    ):
-        parts += [Text(f"{words}: {in_ms(ns)} ms", style="bold"), *_chart(lanes, keys, until, width), Text()]
-    return Group(*parts, _table(view, keys, width))
+    charts = compared({"One after the other": view.before, "Placed": view.after}, keys, width, has_busy=True)
+    return Group(*charts, _table(view, keys, width))
 
 
 def placement_svg(view: PlacementOverview, title: str) -> str:
@@ -68,37 +59,6 @@ def placement_lines(view: PlacementOverview) -> Iterator[str]:
             f"{view.model}: nothing is gained. It takes {in_ms(view.sequential_ns)} ms, the best placement that was "
             f"found {in_ms(view.latency_ns)}, and less than {LEAST_GAIN_PCT:g} % is not told from none; {bound}."
         )
-
-
-def _chart(lanes: Mapping[str, Sequence[Stretch]], keys: Keys, until_ns: int, width: int) -> Iterator[Text]:
-    """A line a lane, as many columns for equal times, and the axis."""
-    names = max(map(len, lanes)) + 1
-    cells = width - names - _BUSY - 2
-    for number, (name, stretches) in enumerate(lanes.items()):
-        if number == _MOST_LANES:
-            yield Text(f"... and {len(lanes) - number} more lanes", style="dim")
-            break
-        line = Text(f"{name:<{names}}│")
-        for cell in range(cells):
-            stage = _most(stretches, until_ns * cell // cells, until_ns * (cell + 1) // cells)
-            if stage is None:
-                line.append(_IDLE, style="dim")
-            else:
-                line.append_text(key_text(keys, str(stage), bare=True))
-        busy = sum(each.end_ns - each.start_ns for each in stretches) / until_ns
-        yield line.append(f"│{100 * busy:>4.0f} %")
-    yield time_axis(names, cells, until_ns)
-
-
-def _most(stretches: Sequence[Stretch], start_ns: int, end_ns: int) -> int | None:
-    """The stage that takes most of a piece of time; None where the lane is idle for longer than any takes."""
-    shares: dict[int | None, int] = {}
-    for each in stretches:
-        inside = min(end_ns, each.end_ns) - max(start_ns, each.start_ns)
-        if inside > 0:
-            shares[each.stage] = shares.get(each.stage, 0) + inside
-    shares[None] = end_ns - start_ns - sum(shares.values())
-    return max(shares, key=shares.__getitem__)
 
 
 def _table(view: PlacementOverview, keys: Keys, width: int) -> RenderableType:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
-from cotenant.techniques.granularity.predict.kernels import PARTS, SLACK
+from cotenant.techniques.granularity.predict.cluster_loop import PARTS, SLACK
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 
 _STEPS = 200

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cotenant.gantt import Bar, GanttChart
 from cotenant.techniques.granularity.joint_plan import JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT
@@ -15,32 +16,17 @@ from cotenant.techniques.granularity.predict.rules import Occupancy
 
 
 @dataclass(frozen=True, slots=True)
-class StreamView:
-    """A stream of a member, all of it or a part of its rows, and from when to when it is busy, in ns; stretches that
-    follow each other without a pause are one."""
-
-    member: int
-    name: str
-    busy_ns: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JointView:
-    """All members beside each other: their streams, the times of barriers and the makespan, in ns."""
-
-    streams: tuple[StreamView, ...]
-    barriers_ns: tuple[int, ...]
-    makespan_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class JointOverview:
-    """A plan beside all members at once, as believed. `sequential_ns` is one member after another on the whole device;
-    `stops` says in words where the plan stops or cuts whom."""
+    """A plan beside all members at once, as believed.
+
+    The charts have a lane for each stream: a member, or a part of its rows. Labels are the numbers of members, marks
+    are barriers. `sequential_ns` is one member after another on the whole device; `stops` says in words where the plan
+    stops or cuts whom.
+    """
 
     members: tuple[str, ...]
-    before: JointView
-    after: JointView
+    before: GanttChart
+    after: GanttChart
     sequential_ns: int
     bound_ns: int
     evaluated: int
@@ -49,12 +35,12 @@ class JointOverview:
     @property
     def gain_pct(self) -> float:
         """How much shorter than all at once it is."""
-        return 100.0 * (1 - self.after.makespan_ns / max(1, self.before.makespan_ns))
+        return 100.0 * (1 - self.after.end_ns / max(1, self.before.end_ns))
 
     @property
     def gap_pct(self) -> float:
         """How far at most it is above the best plan."""
-        return 100.0 * (self.after.makespan_ns / max(1, self.bound_ns) - 1)
+        return 100.0 * (self.after.end_ns / max(1, self.bound_ns) - 1)
 
     @property
     def gains(self) -> bool:
@@ -69,8 +55,8 @@ def overview(
     evaluator = JointEvaluator(tables, rules)
     return JointOverview(
         tuple(f"{table.model}={table.batch}" for table in tables),
-        _view(evaluator.streams, evaluator.timeline(evaluator.streams)),
-        _view(found.plan, evaluator.timeline(found.plan)),
+        _chart(evaluator.streams, evaluator.timeline(evaluator.streams)),
+        _chart(found.plan, evaluator.timeline(found.plan)),
         sequential_ns,
         int(found.bound_ns),
         found.evaluated,
@@ -106,16 +92,17 @@ def _before(table: KernelTable, at: int) -> str:
     return "at its end" if at == table.size else f"before unit {at} ({table.units[at]})"
 
 
-def _view(plan: JointPlan, line: JointTimeline) -> JointView:
-    busy: dict[tuple[int, int], list[tuple[int, int]]] = {}
+def _chart(plan: JointPlan, line: JointTimeline) -> GanttChart:
+    """The streams that run anything; stretches that follow each other without a pause are one bar."""
+    streams: dict[tuple[int, int], list[Bar]] = {}
     for run in line.runs:
-        stretches = busy.setdefault((run.member, run.part), [])
-        if stretches and run.start_ns <= stretches[-1][1]:
-            stretches[-1] = stretches[-1][0], max(stretches[-1][1], run.end_ns)
-        else:
-            stretches.append((run.start_ns, run.end_ns))
-    streams = tuple(
-        StreamView(member, plan.members[member].model + (f", part {part + 1}" if part else ""), tuple(each))
-        for (member, part), each in sorted(busy.items())
-    )
-    return JointView(streams, line.barriers_ns, line.makespan_ns)
+        bars = streams.setdefault((run.member, run.part), [])
+        start, end = run.start_ns, run.end_ns
+        if bars and start <= bars[-1].end_ns:
+            before = bars.pop()
+            start, end = before.start_ns, max(before.end_ns, end)
+        name = plan.members[run.member].model + (f", part {run.part + 1}" if run.part else "")
+        bars.append(Bar(name, str(run.member), start, end))
+    ordered = [bars for _, bars in sorted(streams.items())]
+    lanes = tuple(bars[0].lane for bars in ordered)
+    return GanttChart(lanes, tuple(bar for bars in ordered for bar in bars), line.makespan_ns, line.barriers_ns)

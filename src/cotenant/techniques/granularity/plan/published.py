@@ -23,8 +23,8 @@ import numpy as np
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointProgress, found
+from cotenant.techniques.granularity.predict.cluster_loop import PARTS
 from cotenant.techniques.granularity.predict.evaluator import JointCost, JointEvaluator, JointTimeline, UnitRun
-from cotenant.techniques.granularity.predict.kernels import PARTS
 from cotenant.techniques.granularity.predict.rules import Occupancy
 
 _RESIDUES, _TRIED = 64, 8

@@ -4,47 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cotenant.errors import InvalidValueError
-from cotenant.machine_code import compiled_copies, has_compiler
+from cotenant.inner_loop import InnerLoops, best_loops, plain_loops
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
-from cotenant.techniques.granularity.predict import kernels
-from cotenant.techniques.granularity.predict.kernels import PARTS, FlatPlan, FlatSet, Floats, Ints, Scratch
+from cotenant.techniques.granularity.predict import cluster_loop
+from cotenant.techniques.granularity.predict.cluster_loop import PARTS, ClusterScratch, FlatPlan, FlatSet
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 
 _MEMORY = 20_000
 """Clusters that are remembered."""
 
 
-class Kernels(NamedTuple):
-    """The functions of `kernels`, in the one form or the other, and how their sequences are made."""
-
-    module: ModuleType
-    is_compiled: bool
-
-    def ints(self, values: Sequence[int]) -> Ints:
-        """Whole numbers in the form that these functions want."""
-        return cast(Ints, np.array(values, dtype=np.int64)) if self.is_compiled else list(values)
-
-    def floats(self, values: Sequence[float] | Column) -> Floats:
-        """Numbers in the form that these functions want."""
-        return cast(Floats, np.array(values, dtype=np.float64)) if self.is_compiled else [float(x) for x in values]
-
-
-PLAIN = Kernels(kernels, False)
-
-
-@cache
-def best_kernels() -> Kernels:
-    """The compiled kernels where numba is installed, else the plain ones, which are many times slower."""
-    return Kernels(compiled_copies((kernels,))[0], True) if has_compiler() else PLAIN
+PLAIN = plain_loops(cluster_loop)
 
 
 class UnitRun(NamedTuple):
@@ -89,14 +66,14 @@ class JointEvaluator:
         self,
         tables: Sequence[KernelTable],
         rules: Occupancy,
-        kernels: Kernels | None = None,
+        loops: InnerLoops | None = None,
         beside: JointEvaluator | None = None,
     ) -> None:
         if not tables:
             raise InvalidValueError("set of models", "tables", 0, "at least one")
         self.tables = tuple(tables)
         self.rules = rules
-        self.kernels = kernels or best_kernels()
+        self.loops = loops or best_loops(cluster_loop)
         self.runs = 0
         self._memory: dict[object, JointCost] = {}
         self._latest: dict[int, tuple[JointPlan, FlatPlan]] = beside._latest if beside is not None else {}
@@ -226,11 +203,11 @@ class JointEvaluator:
 
     def _play(self, flat: FlatPlan, low: Sequence[int], high: Sequence[int]) -> float:
         self.runs += 1
-        ints = self.kernels.ints
-        return float(self.kernels.module.play(self._flat, flat, self._scratch, ints(low), ints(high)))
+        ints = self.loops.ints
+        return float(self.loops[cluster_loop].play(self._flat, flat, self._scratch, ints(low), ints(high)))
 
     def _flatten(self) -> FlatSet:
-        ints, floats, rules = self.kernels.ints, self.kernels.floats, self.rules
+        ints, floats, rules = self.loops.ints, self.loops.floats, self.rules
         sizes = [table.size for table in self.tables]
         cells = [table.size * table.batch for table in self.tables]
         issuing = (Issuing.STREAM, Issuing.MEMBER, Issuing.ALL).index(rules.issuing)
@@ -252,20 +229,20 @@ class JointEvaluator:
             join=floats(of("join_ns")),
         )
 
-    def _scratch_of(self) -> Scratch:
+    def _scratch_of(self) -> ClusterScratch:
         members, units = len(self.tables), sum(table.size for table in self.tables)
         sizes = dict.fromkeys(("chunk", "width", "open", "resume"), members)
         sizes |= dict.fromkeys(("parts", "done", "issued"), units)
         sizes |= {"begin": units * PARTS, "end": units * PARTS, "area": 1}
         whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "parts")
         made: list[Any] = []
-        for name in Scratch._fields:
+        for name in ClusterScratch._fields:
             values = [0] * sizes.get(name, members * PARTS)
-            made.append(self.kernels.ints(values) if name in whole else self.kernels.floats(values))
-        return Scratch(*made)
+            made.append(self.loops.ints(values) if name in whole else self.loops.floats(values))
+        return ClusterScratch(*made)
 
     def _flat_plan(self, plan: JointPlan) -> FlatPlan:
-        ints = self.kernels.ints
+        ints = self.loops.ints
         known = self._latest.get(0)
         if known is not None and known[0] is plan:
             return known[1]

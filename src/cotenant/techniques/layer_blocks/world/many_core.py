@@ -159,8 +159,8 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         active = [run for run in runs if run.begin_ns <= now_ns and run.unit < run.end]
         count = len(active)
         ns, moved, threads = zip(*[run.cost for run in active], strict=True) if active else ((), (), ())
-        demand, granted, rates = [0.0] * count, [0.0] * count, [0] * count
-        set_rates(count, ns, moved, threads, self._bandwidth, demand, granted, rates)
+        demand, rates = [0.0] * count, [0] * count
+        set_rates(count, ns, moved, threads, self._bandwidth, demand, rates)
         span = next_span_ns(count, [run.left for run in active], rates)
         waits = [run.begin_ns - now_ns for run in runs if run.begin_ns > now_ns] + ([span] if active else [])
         if not waits:

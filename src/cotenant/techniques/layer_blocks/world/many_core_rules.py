@@ -9,40 +9,14 @@ from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 
+from cotenant.fair_share import fair_shares
+
 FULL = 1 << 30
 """The speed of a unit that is alone; a nanosecond of its work has so many parts."""
 SLICE_CORES = 4
 """Cores that share a slice of the last-level cache, and no other core does (a CCX of the Threadripper 3990X)."""
 SLICE_BYTES = 16 << 20
 """Size of a slice (same machine: 16 of them)."""
-
-
-def grant(
-    count: int, demand: Sequence[float], cores: Sequence[int], capacity: float, granted: MutableSequence[float]
-) -> None:
-    """Max-min fair parts of a capacity between `count` demands, every core counted as one who asks.
-
-    Nobody gets more than asked. Who gets less gets as much for each of its cores as anybody, and no less.
-    """
-    left = capacity
-    asking = 0
-    for i in range(count):
-        granted[i] = -1.0
-        asking += cores[i]
-    while asking > 0:
-        level = left / asking
-        is_settled = True
-        for i in range(count):
-            if granted[i] < 0.0 and demand[i] <= level * cores[i]:
-                granted[i] = demand[i]
-                left -= demand[i]
-                asking -= cores[i]
-                is_settled = False
-        if is_settled:
-            for i in range(count):
-                if granted[i] < 0.0:
-                    granted[i] = level * cores[i]
-            asking = 0
 
 
 def set_rates(
@@ -52,13 +26,12 @@ def set_rates(
     threads: Sequence[int],
     bandwidth: float,
     demand: MutableSequence[float],
-    granted: MutableSequence[float],
     rate: MutableSequence[int],
 ) -> None:
     """Speeds of `count` units, each with its time alone, its bytes and its threads; `bandwidth` in bytes a ns.
 
     A unit that is granted s of the bandwidth r that it draws alone goes at s / r of its speed, so that it takes
-    max(time alone, bytes / s). `demand` and `granted` are room to work in.
+    max(time alone, bytes / s). `demand` is room to work in.
     """
     total = 0.0
     for i in range(count):
@@ -66,7 +39,7 @@ def set_rates(
         total += demand[i]
         rate[i] = FULL
     if total > bandwidth:
-        grant(count, demand, threads, bandwidth, granted)
+        granted = fair_shares(demand[:count], threads[:count], bandwidth)
         for i in range(count):
             if granted[i] < demand[i]:
                 rate[i] = max(1, int(FULL * (granted[i] / demand[i])))

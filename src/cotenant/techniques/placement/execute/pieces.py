@@ -58,10 +58,9 @@ def pieces_of(dfg: Dfg, order: Sequence[int], places: Sequence[range]) -> tuple[
         members[at].append(unit)
         piece_of[unit] = at
     edges = sorted(chain | {(piece_of[p], piece_of[u]) for u, befores in waits_for.items() for p in befores})
-    read_in: dict[str, set[int]] = {tensor.name: {-1} for tensor in dfg.outputs}
-    for unit_ in dfg.units:
-        for name in unit_.inputs:
-            read_in.setdefault(name, set()).add(piece_of[unit_.index])
+    read_in = {name: {piece_of[unit] for unit in readers} for name, (_, readers) in dfg.crossing().items()}
+    for tensor in dfg.outputs:
+        read_in.setdefault(tensor.name, set()).add(-1)
     made: list[PlacedPiece] = []
     for at, units in enumerate(members):
         own = dict.fromkeys(name for unit in units for name in dfg.units[unit].outputs)
@@ -78,7 +77,7 @@ def _essential(dfg: Dfg, order: Sequence[int], places: Sequence[range]) -> dict[
 
     What is implied is known by vector clocks: how far each device must have come when a unit starts.
     """
-    home = {name: unit.index for unit in dfg.units for name in unit.outputs}
+    edges = dfg.crossing()
     rank = {unit: at for at, unit in enumerate(order)}
     clocks: dict[int, dict[range, int]] = {}
     """By unit the rank of the last unit of each device that has ended when it ends."""
@@ -87,7 +86,7 @@ def _essential(dfg: Dfg, order: Sequence[int], places: Sequence[range]) -> dict[
     found: dict[int, list[int]] = {}
     for unit in order:
         device = places[unit]
-        reads = {home[name] for name in dfg.units[unit].inputs if name in home}
+        reads = {edges[name][0] for name in dfg.units[unit].inputs if name in edges}
         early = next((each for each in reads if each not in clocks), None)
         if early is not None:
             raise InvalidValueError(

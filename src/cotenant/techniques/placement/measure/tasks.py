@@ -35,7 +35,6 @@ from cotenant.execute.protocol import Place
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
-from cotenant.graph.dfg import Dfg
 from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel, open_version
@@ -380,7 +379,7 @@ def tensors_of_run(model: Runner, inputs: Inputs) -> list[UnitTensor]:
     for unit in range(model.unit_count):
         values = model.run(unit, unit + 1, values)
         sizes |= {name: value.nbytes for name, value in to_numpy(values).items()}
-    return [UnitTensor(name, *ends, sizes[name]) for name, ends in crossing(model.dfg).items()]
+    return [UnitTensor(name, *ends, sizes[name]) for name, ends in model.dfg.crossing().items()]
 
 
 def _tensors(model: Runner, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
@@ -388,20 +387,9 @@ def _tensors(model: Runner, shape: Mapping[str, Sequence[int]], inputs: Inputs) 
     if not _is_of_onnx(model):
         return tensors_of_run(model, inputs)
     dfg = model.dfg_at(shape)
-    ends = crossing(dfg)
+    ends = dfg.crossing()
     sizes = {name: dfg.tensors[name].size_bytes if name in dfg.tensors else 0 for name in ends}
     open_sizes = [name for name, size in sizes.items() if not size]
     if open_sizes:
         sizes |= tensor_bytes(model.graph_path, open_sizes, inputs)
     return [UnitTensor(name, producer, readers, sizes[name]) for name, (producer, readers) in ends.items()]
-
-
-def crossing(dfg: Dfg) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Tensors that one unit makes and others read: by name its number and theirs."""
-    producer = {name: unit.index for unit in dfg.units for name in unit.outputs}
-    readers: dict[str, list[int]] = {}
-    for unit in dfg.units:
-        for name in unit.inputs:
-            if name in producer:
-                readers.setdefault(name, []).append(unit.index)
-    return {name: (producer[name], tuple(each)) for name, each in readers.items()}

@@ -1,15 +1,16 @@
 """The inner loop of the search: random moves of a plan, each evaluated inside a window of its order alone.
 
-As in `kernels` there are only integers and loops here, which run compiled or as they are; random numbers are made in
+As in `plan_loop` there are only integers and loops here, which run compiled or as they are; random numbers are made in
 the loop itself. Every plan that would be the best one, and what a window ends with, is evaluated as a whole.
 
-numba keeps machine code by the file that it is of: a change of `kernels` or `window` is met after a change here, too,
+numba keeps machine code by the file that it is of: a change of `plan_loop` or `window` is met after a change here, too,
 or without `__pycache__`.
 """
 
 from __future__ import annotations
 
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, UNIT, FlatGraph, Ints, Scratch, cost_of, evaluate
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatGraph, PlanScratch, cost_of, evaluate
 from cotenant.techniques.placement.plan.window import View, look, survey
 
 WINDOW = 96
@@ -88,7 +89,7 @@ def keep_best(g: FlatGraph, order: Ints, place: Ints, best_order: Ints, best_pla
 
 def flip_block(
     g: FlatGraph,
-    w: Scratch,
+    w: PlanScratch,
     order: Ints,
     place: Ints,
     blocks: Ints,
@@ -110,7 +111,7 @@ def flip_block(
         count = flip(g, place, blocks[k], d, changed, count, used)
     if count == 0:
         return -1
-    cost = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+    cost = cost_of(g, w, evaluate(g, w, order, place), weights)
     if cost <= threshold and cost < IMPOSSIBLE:
         return cost
     unflip(g, place, changed, count, used)
@@ -119,7 +120,7 @@ def flip_block(
 
 def anneal(
     g: FlatGraph,
-    w: Scratch,
+    w: PlanScratch,
     v: View,
     order: Ints,
     place: Ints,
@@ -193,7 +194,7 @@ def anneal(
             if cost <= threshold and cost < IMPOSSIBLE:
                 costs[0] = cost
                 if cost < costs[1]:
-                    cost = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+                    cost = cost_of(g, w, evaluate(g, w, order, place), weights)
                     if cost < costs[1]:
                         costs[1] = cost
                         keep_best(g, order, place, best_order, best_place)
@@ -201,7 +202,7 @@ def anneal(
                 if moved:
                     shift(order, position, i, was)
                 unflip(g, place, changed, count, used)
-        costs[0] = cost_of(g, w, evaluate(g, w, order, place, IMPOSSIBLE - 1), weights)
+        costs[0] = cost_of(g, w, evaluate(g, w, order, place), weights)
         if costs[0] > before + allowed:
             costs[0] = before
             for p in range(n):

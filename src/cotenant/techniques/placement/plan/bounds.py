@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.techniques.placement.plan.flat import PlacementProblem
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE
 
 _ROUNDS = 100
 _FORBIDDEN = float("inf")

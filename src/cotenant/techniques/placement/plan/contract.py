@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.task_graph import GraphTask, TaskGraph, TaskTensor
+from cotenant.techniques.placement.plan.task_graph import GraphTask, TaskGraph
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,7 @@ def contract(problem: PlacementProblem, fan: int) -> Contraction:
         own = home[problem.producer[number]]
         readers = sorted({home[reader] for reader in problem.readers[number]} - {own})
         if readers:
-            ends = tuple(tasks[reader].name for reader in readers)
-            tensors.append(TaskTensor(tensor.name, tasks[own].name, ends, tensor.size_bytes))
+            tensors.append(UnitTensor(tensor.name, own, tuple(readers), tensor.size_bytes))
     contracted = TaskGraph(
         graph.devices,
         tuple(tasks),

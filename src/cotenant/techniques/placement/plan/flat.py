@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.placement.plan.compiled import Kernels, best_kernels
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch
+from cotenant.inner_loop import InnerLoops, Ints, best_loops, plain_loops
+from cotenant.techniques.placement.plan import annealing, plan_loop, window
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph, PlanScratch
 from cotenant.techniques.placement.plan.task_graph import TaskGraph, TransferMode
 from cotenant.techniques.placement.plan.window import View
+
+LOOPS = (plan_loop, window, annealing)
+"""The inner loops of placement, in an order in which `best_loops` compiles them."""
+PLAIN = plain_loops(*LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +59,14 @@ class Timeline:
 
 
 class PlacementProblem:
-    """A task graph made ready for evaluation. `kernels` compiled or plain (default: the best that there is).
+    """A task graph made ready for evaluation. `loops` are LOOPS, compiled or plain (default: the best that there is).
 
     Pure for the outside; it holds scratch memory, so that one problem serves one thread at a time.
     """
 
-    def __init__(self, graph: TaskGraph, kernels: Kernels | None = None) -> None:
+    def __init__(self, graph: TaskGraph, loops: InnerLoops | None = None) -> None:
         self.graph = graph
-        self.kernels = kernels or best_kernels()
-        numbers = {task.name: i for i, task in enumerate(graph.tasks)}
+        self.loops = loops or best_loops(*LOOPS)
         self.device_names = tuple(device.name for device in graph.devices)
         self.space_names = tuple(dict.fromkeys(device.space for device in graph.devices))
         self.lane_names = tuple(dict.fromkeys(lane for device in graph.devices for lane in device.lanes))
@@ -74,8 +78,8 @@ class PlacementProblem:
             for task in graph.tasks
         ]
         self.memory = [[task.memory_bytes.get(name, 0) for name in self.device_names] for task in graph.tasks]
-        self.producer = [numbers[tensor.producer] for tensor in graph.tensors]
-        self.readers = [tuple(dict.fromkeys(numbers[name] for name in tensor.readers)) for tensor in graph.tensors]
+        self.producer = [tensor.producer for tensor in graph.tensors]
+        self.readers = [tuple(dict.fromkeys(tensor.readers)) for tensor in graph.tensors]
         self.inputs: list[list[int]] = [[] for _ in graph.tasks]
         for tensor, readers in enumerate(self.readers):
             for reader in readers:
@@ -89,7 +93,7 @@ class PlacementProblem:
         self._links = [[ways.get((a, b)) for b in self.space_names] for a in self.space_names]
         self.limits = [graph.limits_bytes.get(name, -1) for name in self.space_names]
         self.flat = self._flat()
-        self.scratch = self._scratch()
+        self.scratch = scratch_of(self.flat, self.loops)
         self.view = self._view()
 
     def devices_of(self, task: int) -> list[int]:
@@ -126,10 +130,8 @@ class PlacementProblem:
         is not topological.
         """
         self._check(plan)
-        ints = self.kernels.ints
-        makespan = self.kernels.module.evaluate(
-            self.flat, self.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
-        )
+        ints = self.loops.ints
+        makespan = self.loops[plan_loop].evaluate(self.flat, self.scratch, ints(plan.order), ints(plan.place))
         if makespan >= IMPOSSIBLE:
             return None
         used = tuple(map(int, self.scratch.used))
@@ -144,9 +146,9 @@ class PlacementProblem:
 
     def dispatch(self, place: Sequence[int], priority: Sequence[int] | None = None) -> TaskPlan:
         """The placement in the order that queues give it: of arrival, or by priority (the highest first)."""
-        ints = self.kernels.ints
+        ints = self.loops.ints
         order = ints([0] * self.size)
-        self.kernels.module.dispatch(
+        self.loops[plan_loop].dispatch(
             self.flat,
             self.scratch,
             ints(place),
@@ -191,12 +193,9 @@ class PlacementProblem:
         return engines, names
 
     def _flat(self) -> FlatGraph:
-        ints = self.kernels.ints
+        ints = self.loops.ints
         spaces = range(len(self.space_names))
         engines, names = self._engines()
-        tails = [0] * self.size
-        for i in reversed(range(self.size)):
-            tails[i] = max((tails[j] + min(t for t in self.service[j] if t >= 0) for j in self.succs[i]), default=0)
         in_start, in_tensor = _starts(self.inputs)
         lane_start, lanes = _starts(self.lanes)
         pred_start, preds = _starts(self.preds)
@@ -218,7 +217,6 @@ class PlacementProblem:
             lane_start=ints(lane_start),
             lanes=ints(lanes),
             engine=ints(engines),
-            tail=ints(tails),
             limits=ints(self.limits),
             pred_start=ints(pred_start),
             preds=ints(preds),
@@ -226,17 +224,19 @@ class PlacementProblem:
             succs=ints(succs),
         )
 
-    def _scratch(self) -> Scratch:
-        resources = len(self.resources)
-        sizes = (self.size, self.size, resources, resources, len(self.space_names))
-        copies = len(self.producer) * len(self.space_names)
-        return Scratch(*(self.kernels.ints([0] * size) for size in (*sizes, copies, copies, 1)))
-
     def _view(self) -> View:
         resources, spaces = len(self.resources), len(self.space_names)
         copies = len(self.producer) * spaces
         sizes = (resources, resources, resources, copies, copies, copies, self.size * spaces, self.size, 3)
-        return View(*(self.kernels.ints([0] * size) for size in sizes))
+        return View(*(self.loops.ints([0] * size) for size in sizes))
+
+
+def scratch_of(g: FlatGraph, loops: InnerLoops) -> PlanScratch:
+    """Room for evaluations of a graph."""
+    n, spaces, resources = (int(g.sizes[at]) for at in (0, 2, 4))
+    copies = len(g.producer) * spaces
+    sizes = (n, n, resources, resources, spaces, copies, copies, copies, max(copies, n * spaces))
+    return PlanScratch(*map(loops.ints, (*([0] * size for size in sizes), [0, n, 0], [0])))
 
 
 def _starts(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

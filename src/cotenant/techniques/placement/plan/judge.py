@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cotenant.errors import CotenantError
-from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem
 from cotenant.techniques.placement.plan.placed_units import plan_of
 from cotenant.techniques.placement.plan.profiled import graph_of
 from cotenant.techniques.placement.plan.strategies import Sequential, makespan_ns

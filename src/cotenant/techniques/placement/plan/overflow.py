@@ -20,13 +20,14 @@ from random import Random
 import numpy as np
 
 from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.placement.plan import annealing, plan_loop
 from cotenant.techniques.placement.plan.annealing import WINDOW
 from cotenant.techniques.placement.plan.bounds import bound_of
 from cotenant.techniques.placement.plan.contract import levels_of
 from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.heft import Heft, upward_ranks
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, PENALTY, UNIT
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, PENALTY, UNIT
 from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     PlacementStrategy,
@@ -73,7 +74,7 @@ class PlacementGoal:
             raise InvalidValueError("goal of a placement", "space", self.space, "the space whose memory counts")
 
     def weights(self, problem: PlacementProblem) -> list[int]:
-        """As `kernels.cost_of` wants them. Raises InvalidValueError for an unknown space."""
+        """As `plan_loop.cost_of` wants them. Raises InvalidValueError for an unknown space."""
         shares = {Goal.LATENCY: [UNIT, 0, 0], Goal.PERIOD: [UNIT // 64, UNIT, 0], Goal.MEMORY: [1, 0, UNIT]}
         space = 0
         if self.space:
@@ -163,7 +164,7 @@ class _OverflowRun:
         began_with = self.best
         turns = len(levels) + 2 if levels else 1
         for number, level in enumerate(levels):
-            smaller = PlacementProblem(level.graph, self.problem.kernels)
+            smaller = PlacementProblem(level.graph, self.problem.loops)
             assert self.best is not None
             start = level.shrink(self.best, smaller)
             plans = [start, smaller.dispatch(start.place, upward_ranks(smaller))]
@@ -208,8 +209,10 @@ class _OverflowRun:
         line = problem.evaluate(plan)
         if line is None:
             return IMPOSSIBLE
-        ints = problem.kernels.ints
-        return int(problem.kernels.module.cost_of(problem.flat, problem.scratch, line.makespan_ns, ints(self.weights)))
+        ints = problem.loops.ints
+        return int(
+            problem.loops[plan_loop].cost_of(problem.flat, problem.scratch, line.makespan_ns, ints(self.weights))
+        )
 
     def _anneal(
         self,
@@ -220,14 +223,14 @@ class _OverflowRun:
         levels: int,
     ) -> TaskPlan:
         """The best of a level, from the best of some starts."""
-        kernels, size = problem.kernels, problem.size
-        ints = kernels.ints
+        loops, size = problem.loops, problem.size
+        ints = loops.ints
         weights = ints(self.weights)
         best, least = None, IMPOSSIBLE + 1
         for plan in starts:
             line = problem.evaluate(plan)
             makespan = IMPOSSIBLE if line is None else line.makespan_ns
-            cost = int(kernels.module.cost_of(problem.flat, problem.scratch, makespan, weights))
+            cost = int(loops[plan_loop].cost_of(problem.flat, problem.scratch, makespan, weights))
             if cost < least:
                 best, least = plan, cost
         assert best is not None
@@ -240,7 +243,7 @@ class _OverflowRun:
         seed = ints([1 + Random(f"{self.settings.seed} {level}").randrange(2**31 - 2)])
         best_order, best_place = ints(best.order), ints(best.place)
         costs = ints([least, least])
-        chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if kernels.is_compiled else 100))
+        chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if loops.is_compiled else 100))
         for turn, share in enumerate(_HEATS):
             order, place = best_order.copy(), best_place.copy()
             position = [0] * size
@@ -259,7 +262,7 @@ class _OverflowRun:
                 rate = gone / done if done else 1 / steps
                 heats = ints([int(heat * (1 - gone)), int(heat * max(0.0, 1 - gone - rate * todo))])
                 self.evaluated += int(
-                    kernels.annealing.anneal(
+                    loops[annealing].anneal(
                         *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, where),
                         *(*fixed, seed, heats, todo, costs),
                     )
@@ -313,15 +316,13 @@ class _OverflowRun:
     def mean_cost(self, plan: TaskPlan) -> float:
         """Mean cost under the noise: every task takes its own random factor of its time, the same for all plans."""
         problem, settings = self.problem, self.settings
-        ints = problem.kernels.ints
+        ints = problem.loops.ints
         total = 0
         for scenario in range(_SCENARIOS):
             service = noisy(problem, settings.noise, settings.seed * 1000 + scenario)
             flat = problem.flat._replace(service=ints(service))
-            makespan = problem.kernels.module.evaluate(
-                flat, problem.scratch, ints(plan.order), ints(plan.place), IMPOSSIBLE - 1
-            )
-            total += int(problem.kernels.module.cost_of(flat, problem.scratch, makespan, ints(self.weights)))
+            makespan = problem.loops[plan_loop].evaluate(flat, problem.scratch, ints(plan.order), ints(plan.place))
+            total += int(problem.loops[plan_loop].cost_of(flat, problem.scratch, makespan, ints(self.weights)))
         return total / _SCENARIOS
 
     def _refusal(self, line: Timeline) -> str:

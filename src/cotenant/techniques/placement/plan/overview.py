@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cotenant.gantt import Bar, GanttChart
 from cotenant.techniques.placement.plan.contract import blocks_of
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.overflow import FANS, FoundPlacement
@@ -39,17 +40,9 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Tasks of one stage that a lane runs, by time."""
-
-    stage: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class PlacementOverview:
-    """A placement beside the sequential execution. `before` and `after` are what each lane runs, by lane.
+    """A placement beside the sequential execution. `before` and `after` are what each lane runs; labels are the
+    numbers of stages.
 
     `queueing_ns` and `service_ns` are those of each task in the sequential execution, in the graph's order.
     """
@@ -57,8 +50,8 @@ class PlacementOverview:
     model: str
     devices: tuple[str, ...]
     stages: tuple[StageView, ...]
-    before: dict[str, tuple[Stretch, ...]]
-    after: dict[str, tuple[Stretch, ...]]
+    before: GanttChart
+    after: GanttChart
     sequential_ns: int
     latency_ns: int
     period_ns: int
@@ -96,8 +89,8 @@ def overview(model: str, problem: PlacementProblem, found: FoundPlacement) -> Pl
         model,
         problem.device_names,
         tuple(_stage(problem, branches, waits, found.plan) for branches in stages),
-        _stretches(problem, plan, line, stage_of),
-        _stretches(problem, found.plan, found.timeline, stage_of),
+        _chart(problem, plan, line, stage_of),
+        _chart(problem, found.plan, found.timeline, stage_of),
         line.makespan_ns,
         found.timeline.makespan_ns,
         found.timeline.period_ns,
@@ -167,16 +160,15 @@ def _stage(
     )
 
 
-def _stretches(
-    problem: PlacementProblem, plan: TaskPlan, line: Timeline, stage_of: dict[int, int]
-) -> dict[str, tuple[Stretch, ...]]:
-    found: dict[str, list[Stretch]] = {name: [] for name in problem.lane_names}
+def _chart(problem: PlacementProblem, plan: TaskPlan, line: Timeline, stage_of: dict[int, int]) -> GanttChart:
+    """What each lane runs; tasks of one stage without a pause between them are one bar."""
+    found: dict[str, list[Bar]] = {name: [] for name in problem.lane_names}
     for i in plan.order:
         for lane in problem.lanes[plan.place[i]]:
-            mine = found[problem.lane_names[lane]]
-            stage, start, end = stage_of[i], line.start_ns[i], line.end_ns[i]
-            if mine and (mine[-1].stage, mine[-1].end_ns) == (stage, start):
-                mine[-1] = Stretch(stage, mine[-1].start_ns, end)
-            elif end > start:
-                mine.append(Stretch(stage, start, end))
-    return {name: tuple(each) for name, each in found.items()}
+            name, label, start, end = problem.lane_names[lane], str(stage_of[i]), line.start_ns[i], line.end_ns[i]
+            bars = found[name]
+            if bars and (bars[-1].label, bars[-1].end_ns) == (label, start):
+                start = bars.pop().start_ns
+            if end > start:
+                bars.append(Bar(name, label, start, end))
+    return GanttChart(tuple(found), tuple(bar for bars in found.values() for bar in bars), line.makespan_ns)

@@ -7,7 +7,6 @@ from cotenant.techniques.placement.plan.task_graph import (
     GraphTask,
     TaskDevice,
     TaskGraph,
-    TaskTensor,
     TransferMode,
 )
 from cotenant.techniques.placement.task_profile import ModelTasks
@@ -37,15 +36,7 @@ def graph_of(tasks: ModelTasks) -> TaskGraph:
     return TaskGraph(
         devices,
         tuple(GraphTask(name, {whole: all_ns, **dict.fromkeys(lanes, one_ns)}) for name, one_ns, all_ns in times),
-        tuple(
-            TaskTensor(
-                tensor.name,
-                tasks.units[tensor.producer],
-                tuple(tasks.units[reader] for reader in tensor.readers),
-                tensor.size_bytes,
-            )
-            for tensor in tasks.tensors
-        ),
+        tasks.tensors,
         tuple(DeviceLink(a, b, each.bytes_per_s, each.latency_ns) for a, b, each in ways if each is not None),
         hand_over_ns=tasks.hand_over_ns + (0 if tasks.sms else max(tasks.core.launch_ns, tasks.whole.launch_ns)),
         transfers=TransferMode.ENGINE if tasks.sms else TransferMode.DELAY,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.kernels import PENALTY
+from cotenant.techniques.placement.plan.plan_loop import PENALTY
 
 ALPHA_NS = 100_000
 """How much longer a task may take elsewhere. Source: SIR+, section 4.2."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cotenant.errors import InvalidValueError
+from cotenant.techniques.placement.task_profile import UnitTensor
 
 
 class TransferMode(Enum):
@@ -63,16 +64,6 @@ class GraphTask:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTensor:
-    """What one task makes and others read; it is copied once into each space that reads it, however many read it."""
-
-    name: str
-    producer: str
-    readers: tuple[str, ...]
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceLink:
     """The way from one space to another, in that direction only. `driver` is the device whose lane copies take in LANE.
 
@@ -101,14 +92,16 @@ class DeviceLink:
 class TaskGraph:
     """Tasks in the order of the sequential execution, which must be topological, and all that placing them takes.
 
-    Spaces without a link exchange nothing. `limits_bytes` bounds, by space, the memory of the tasks placed there.
+    Tensors name tasks by their numbers in that order; a tensor is copied once into each space that reads it. Spaces
+    without a link exchange nothing. `limits_bytes` bounds, by space, the memory of the tasks placed there.
     `hand_over_ns` is lane time of a task, once, where any of its inputs is of another device. Raises InvalidValueError
-    for names twice or unknown, tasks that no device can run, negative times, and an order that is not topological.
+    for names twice or unknown, unknown numbers, tasks that no device can run, negative times, and an order that is not
+    topological.
     """
 
     devices: tuple[TaskDevice, ...]
     tasks: tuple[GraphTask, ...]
-    tensors: tuple[TaskTensor, ...]
+    tensors: tuple[UnitTensor, ...]
     links: tuple[DeviceLink, ...] = ()
     limits_bytes: Mapping[str, int] = field(default_factory=dict)
     hand_over_ns: int = 0
@@ -116,7 +109,7 @@ class TaskGraph:
 
     def __post_init__(self) -> None:
         devices = _numbered("device", [device.name for device in self.devices])
-        tasks = _numbered("task", [task.name for task in self.tasks])
+        _numbered("task", [task.name for task in self.tasks])
         spaces = {device.space for device in self.devices}
         for task in self.tasks:
             where = f"task {task.name!r}"
@@ -130,12 +123,12 @@ class TaskGraph:
             where = f"tensor {tensor.name!r}"
             if tensor.size_bytes < 0:
                 raise InvalidValueError(where, "size_bytes", tensor.size_bytes, "a size from 0")
-            for name in (tensor.producer, *tensor.readers):
-                if name not in tasks:
-                    raise InvalidValueError(where, "task", name, "the name of a task of the graph")
-            early = [name for name in tensor.readers if tasks[name] <= tasks[tensor.producer]]
-            if early:
-                raise InvalidValueError(where, "reader", early[0], f"a task that stands behind {tensor.producer!r}")
+            for number in (tensor.producer, *tensor.readers):
+                if not 0 <= number < len(self.tasks):
+                    raise InvalidValueError(where, "task", number, f"the number of one of {len(self.tasks)} tasks")
+            if min(tensor.readers, default=len(self.tasks)) <= tensor.producer:
+                early, behind = (self.tasks[at].name for at in (min(tensor.readers), tensor.producer))
+                raise InvalidValueError(where, "reader", early, f"a task that stands behind {behind!r}")
         for link in self.links:
             if not {link.source, link.target} <= spaces or (link.driver and link.driver not in devices):
                 raise InvalidValueError("link", "ends", f"{link.source}:{link.target}", f"among {sorted(spaces)}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, FlatGraph, Ints, Scratch, cost_of
+from cotenant.inner_loop import Ints
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph, PlanScratch, clear, cost_of, play
 
-_NEVER = 1 << 40
+_BEFORE = 1 << 58
+"""Stands for the number of an evaluation where a copy is made before the window."""
 _FAR = 1 << 58
 
 
@@ -19,27 +21,29 @@ class View(NamedTuple):
     """What a window sees of the plan around it.
 
     `free` and `busy` by resource: when it is free at the window's start, and its busy time outside the window. `ways`:
-    from the first thing behind the window that takes the resource to the end. `copied`, `copied_at`: by tensor and
-    space when its copy is there and the place of the task that asked for it. `readers`: by tensor and space the longest
-    way from a reader behind the window to the end, -1 without one; `out`: by task and space, from its end. `data` is
-    scratch. `marks`: the window's two ends, and what the rest of the plan makes of the makespan.
+    from the first thing behind the window that takes the resource to the end. `arrived`, `seen`: as in `PlanScratch`.
+    `readers`: by tensor and space the longest way from a reader behind the window to the end, -1 without one; `out`: by
+    task and space, from its end. `data` is scratch. `marks`: the window's two ends, and what the rest of the plan makes
+    of the makespan.
     """
 
     free: Ints
     busy: Ints
     ways: Ints
-    copied: Ints
-    copied_at: Ints
+    arrived: Ints
+    seen: Ints
     readers: Ints
     out: Ints
     data: Ints
     marks: Ints
 
 
-def survey(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, position: Ints, low: int, high: int) -> None:
+def survey(
+    g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, position: Ints, low: int, high: int
+) -> None:
     """Look around from the window [low, high) of a plan that can run."""
     _look_forward(g, w, v, order, place, low, high)
-    _look_back(g, v, order, place, high)
+    _look_back(g, w, v, order, place, high)
     n, spaces = g.sizes[0], g.sizes[2]
     rest = 0
     for p in range(low):
@@ -67,71 +71,38 @@ def survey(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, position
                 v.out[j * spaces + r] = max(v.out[j * spaces + r], _FAR if cost < 0 else cost + way)
             if position[j] < low:
                 at = w.end[j] + g.copy[(t * spaces + mine) * spaces + s]
-                if s != mine and v.copied_at[key] < low:
-                    at = v.copied[key]
+                if s != mine and v.seen[key] == _BEFORE:
+                    at = v.arrived[key]
                 rest = max(rest, at + way)
     v.marks[0] = low
     v.marks[1] = high
     v.marks[2] = rest
 
 
-def _look_forward(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
-    n, devices, spaces, resources, hand = g.sizes[0], g.sizes[1], g.sizes[2], g.sizes[4], g.sizes[5]
-    free, busy = w.free, w.busy
-    for x in range(resources):
-        free[x] = 0
-        busy[x] = 0
-        v.free[x] = 0
-        v.busy[x] = 0
-    for key in range(len(v.copied_at)):
-        v.copied_at[key] = _NEVER
-    for p in range(n):
-        if p == low:
-            for x in range(resources):
-                v.free[x] = free[x]
-                v.busy[x] += busy[x]
-        if p == high:
-            for x in range(resources):
-                v.busy[x] -= busy[x]
-        i = order[p]
-        d = place[i]
-        s = g.space[d]
-        ready = 0
-        spent = g.service[i * devices + d]
-        crossed = 0
-        for k in range(g.in_start[i], g.in_start[i + 1]):
-            t = g.in_tensor[k]
-            j = g.producer[t]
-            at = w.end[j]
-            if place[j] != d:
-                crossed = hand
-                r = g.space[place[j]]
-                if r != s:
-                    key = t * spaces + s
-                    if v.copied_at[key] == _NEVER:
-                        cost = g.copy[(t * spaces + r) * spaces + s]
-                        x = g.engine[r * spaces + s]
-                        if x >= 0:
-                            at = max(at, free[x])
-                            free[x] = at + cost
-                            busy[x] += cost
-                        v.copied[key] = at + cost
-                        v.copied_at[key] = p
-                    at = v.copied[key]
-            ready = max(ready, at)
-        for k in range(g.lane_start[d], g.lane_start[d + 1]):
-            ready = max(ready, free[g.lanes[k]])
-        done = ready + spent + crossed
-        for k in range(g.lane_start[d], g.lane_start[d + 1]):
-            free[g.lanes[k]] = done
-            busy[g.lanes[k]] += spent + crossed
-        w.end[i] = done
-    if high < n:
-        for x in range(resources):
-            v.busy[x] += busy[x]
+def _look_forward(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
+    clear(g, w)
+    _play_between(g, w, v, order, place, 0, low)
+    for x in range(g.sizes[4]):
+        v.free[x] = w.free[x]
+        v.busy[x] = w.busy[x]
+    for key in range(len(v.seen)):
+        v.seen[key] = _BEFORE if w.seen[key] == w.stamp[0] else 0
+        v.arrived[key] = w.arrived[key]
+    _play_between(g, w, v, order, place, low, high)
+    for x in range(g.sizes[4]):
+        v.busy[x] -= w.busy[x]
+    _play_between(g, w, v, order, place, high, g.sizes[0])
+    for x in range(g.sizes[4]):
+        v.busy[x] += w.busy[x]
 
 
-def _look_back(g: FlatGraph, v: View, order: Ints, place: Ints, high: int) -> None:
+def _play_between(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, low: int, high: int) -> None:
+    v.marks[0] = low
+    v.marks[1] = high
+    play(g, w, order, place, v.marks, w.arrived, w.seen, w.zeros, w.zeros, IMPOSSIBLE)
+
+
+def _look_back(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, high: int) -> None:
     n, devices, spaces = g.sizes[0], g.sizes[1], g.sizes[2]
     for x in range(g.sizes[4]):
         v.ways[x] = 0
@@ -163,88 +134,30 @@ def _look_back(g: FlatGraph, v: View, order: Ints, place: Ints, high: int) -> No
             if r != s:
                 cost = g.copy[(t * spaces + r) * spaces + s]
                 x = g.engine[r * spaces + s]
-                if x >= 0 and v.copied_at[key] == p:
+                if x >= 0 and w.asked[key] == p:
                     before = max(before, v.ways[x])
                     v.ways[x] = before + cost
                 before += cost
             v.data[j] = max(v.data[j], before)
 
 
-def look(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, cutoff: int, weights: Ints, used: Ints) -> int:
-    """What a plan costs that differs from the surveyed one inside the window alone, as `kernels.cost_of` says.
+def look(
+    g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, cutoff: int, weights: Ints, used: Ints
+) -> int:
+    """What a plan costs that differs from the surveyed one inside the window alone, as `plan_loop.cost_of` says.
 
     `used` are the bytes by space. Gives IMPOSSIBLE as soon as the makespan is known to exceed `cutoff`.
     """
-    devices, spaces, resources, hand = g.sizes[1], g.sizes[2], g.sizes[4], g.sizes[5]
-    service, in_start, in_tensor, producer = g.service, g.in_start, g.in_tensor, g.producer
-    copy, space, lane_start, lanes = g.copy, g.space, g.lane_start, g.lanes
-    end, free, busy, out = w.end, w.free, w.busy, v.out
-    low = v.marks[0]
-    makespan = v.marks[2]
-    for x in range(resources):
-        free[x] = v.free[x]
-        busy[x] = v.busy[x]
-    stamp = w.stamp[0] + 1
-    w.stamp[0] = stamp
-    for p in range(low, v.marks[1]):
-        i = order[p]
-        d = place[i]
-        s = space[d]
-        ready = 0
-        spent = service[i * devices + d]
-        crossed = 0
-        for k in range(in_start[i], in_start[i + 1]):
-            t = in_tensor[k]
-            j = producer[t]
-            at = end[j]
-            e = place[j]
-            if e != d:
-                crossed = hand
-                r = space[e]
-                if r != s:
-                    cost = copy[(t * spaces + r) * spaces + s]
-                    if cost < 0:
-                        return IMPOSSIBLE
-                    x = g.engine[r * spaces + s]
-                    if x < 0:
-                        at += cost
-                    else:
-                        key = t * spaces + s
-                        if v.copied_at[key] < low:
-                            at = v.copied[key]
-                        elif w.seen[key] == stamp:
-                            at = w.arrived[key]
-                        else:
-                            if free[x] > at:
-                                at = free[x]
-                            at += cost
-                            free[x] = at
-                            busy[x] += cost
-                            w.seen[key] = stamp
-                            w.arrived[key] = at
-                            if at + v.readers[key] > makespan:
-                                makespan = at + v.readers[key]
-            if at > ready:
-                ready = at
-        for k in range(lane_start[d], lane_start[d + 1]):
-            if free[lanes[k]] > ready:
-                ready = free[lanes[k]]
-        spent += crossed
-        done = ready + spent
-        for k in range(lane_start[d], lane_start[d + 1]):
-            free[lanes[k]] = done
-            busy[lanes[k]] += spent
-        end[i] = done
-        done += out[i * spaces + s]
-        if done > makespan:
-            makespan = done
-            if done > cutoff:
-                return IMPOSSIBLE
-    for x in range(resources):
-        if free[x] + v.ways[x] > makespan:
-            makespan = free[x] + v.ways[x]
+    for x in range(g.sizes[4]):
+        w.free[x] = v.free[x]
+        w.busy[x] = v.busy[x]
+    w.stamp[0] += 1
+    makespan = play(g, w, order, place, v.marks, v.arrived, v.seen, v.out, v.readers, cutoff)
+    for x in range(g.sizes[4]):
+        if w.free[x] + v.ways[x] > makespan:
+            makespan = w.free[x] + v.ways[x]
     if makespan >= _FAR:
         return IMPOSSIBLE
-    for s in range(spaces):
+    for s in range(g.sizes[2]):
         w.used[s] = used[s]
     return cost_of(g, w, makespan, weights)

@@ -1,15 +1,13 @@
-"""The evaluator of plans and the orders of queues, over flat sequences of integers.
+"""The evaluator of plans and the orders of queues, as an inner loop over flat sequences of integers (`inner_loop`).
 
-One source, run in two ways: by Python over lists, and compiled by numba over arrays (`compiled`). So only integers and
-loops are here: both ways give the same numbers.
+There are only integers here, so both forms give the same numbers.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-Ints = list[int]
-"""A flat sequence of 64-bit integers: a list here, an array where compiled."""
+from cotenant.inner_loop import Ints
 
 IMPOSSIBLE = 1 << 61
 """What a plan costs that needs a copy between spaces without a link."""
@@ -24,9 +22,8 @@ class FlatGraph(NamedTuple):
 
     `sizes`: tasks, devices, spaces, lanes, resources (lanes and copy engines), hand-over ns. `service` and `memory` are
     by task and device (-1: cannot run), `copy` by tensor and both spaces (-1: no link). `engine` is the resource of
-    copies between two spaces, -1 for none. `tail` is the least time from a task's end to the end of all. `limits` are
-    by space, -1 for none. What `_start` names is where the entries of each task or device begin in the sequence beside
-    it.
+    copies between two spaces, -1 for none. `limits` are by space, -1 for none. What `_start` names is where the entries
+    of each task or device begin in the sequence beside it.
     """
 
     sizes: Ints
@@ -40,7 +37,6 @@ class FlatGraph(NamedTuple):
     lane_start: Ints
     lanes: Ints
     engine: Ints
-    tail: Ints
     limits: Ints
     pred_start: Ints
     preds: Ints
@@ -48,11 +44,14 @@ class FlatGraph(NamedTuple):
     succs: Ints
 
 
-class Scratch(NamedTuple):
-    """What evaluations write: ends by task, by resource when it is free and how long it was busy, bytes by space.
+class PlanScratch(NamedTuple):
+    """What evaluations write: starts and ends by task, by resource when it is free and how long it was busy, bytes by
+    space.
 
-    `arrived` holds by tensor and space when its copy is there, in the evaluation that `seen` names; `stamp[0]` is the
-    number of the latest one.
+    `arrived` holds by tensor and space when a copy by an engine is there, in the evaluation that `seen` names, and
+    `asked` the place in the order of the task that asked for it; `stamp[0]` is the number of the latest evaluation.
+    `marks` are those of `play` for a whole plan, and `zeros` the times behind it, by task and space or by tensor and
+    space.
     """
 
     start: Ints
@@ -62,29 +61,45 @@ class Scratch(NamedTuple):
     used: Ints
     arrived: Ints
     seen: Ints
+    asked: Ints
+    zeros: Ints
+    marks: Ints
     stamp: Ints
 
 
-def evaluate(g: FlatGraph, w: Scratch, order: Ints, place: Ints, cutoff: int) -> int:
-    """Makespan of a plan in ns: every lane runs its tasks one at a time in the plan's order.
-
-    A copy is queued when the first reader in that order comes up. Gives IMPOSSIBLE where a link is missing, or as soon
-    as the makespan is known to exceed `cutoff`.
-    """
-    n, devices, spaces, hand = g.sizes[0], g.sizes[1], g.sizes[2], g.sizes[5]
-    service, memory, in_start, in_tensor, producer = g.service, g.memory, g.in_start, g.in_tensor, g.producer
-    copy, space, lane_start, lanes, tail = g.copy, g.space, g.lane_start, g.lanes, g.tail
-    start, end, free, busy, used = w.start, w.end, w.free, w.busy, w.used
-    arrived, seen = w.arrived, w.seen
+def clear(g: FlatGraph, w: PlanScratch) -> None:
+    """Make all resources free, and forget the copies of the evaluation before."""
     for x in range(g.sizes[4]):
-        free[x] = 0
-        busy[x] = 0
-    for x in range(spaces):
-        used[x] = 0
-    stamp = w.stamp[0] + 1
-    w.stamp[0] = stamp
-    makespan = 0
-    for p in range(n):
+        w.free[x] = 0
+        w.busy[x] = 0
+    w.stamp[0] += 1
+
+
+def play(
+    g: FlatGraph,
+    w: PlanScratch,
+    order: Ints,
+    place: Ints,
+    marks: Ints,
+    arrived: Ints,
+    seen: Ints,
+    behind: Ints,
+    readers: Ints,
+    cutoff: int,
+) -> int:
+    """Time the tasks from `marks[0]` to before `marks[1]` of an order, each where it is placed, and give the makespan.
+
+    Every lane runs its tasks one at a time in that order; a copy is queued when the first reader in that order comes
+    up. `marks[2]` is what the rest of the plan makes of the makespan; `behind` are times from a task's end to the end
+    of all, by task and space, `readers` those from a copy's end, by tensor and space. `arrived` and `seen` are as in
+    `PlanScratch`. Gives IMPOSSIBLE where a link is missing, or as soon as the makespan is known to exceed `cutoff`.
+    """
+    devices, spaces, hand, stamp = g.sizes[1], g.sizes[2], g.sizes[5], w.stamp[0]
+    service, in_start, in_tensor, producer = g.service, g.in_start, g.in_tensor, g.producer
+    copy, space, lane_start, lanes = g.copy, g.space, g.lane_start, g.lanes
+    start, end, free, busy = w.start, w.end, w.free, w.busy
+    makespan = marks[2]
+    for p in range(marks[0], marks[1]):
         i = order[p]
         d = place[i]
         s = space[d]
@@ -100,45 +115,58 @@ def evaluate(g: FlatGraph, w: Scratch, order: Ints, place: Ints, cutoff: int) ->
                 crossed = hand
                 r = space[e]
                 if r != s:
-                    key = t * spaces + s
-                    if seen[key] == stamp:
-                        at = arrived[key]
+                    cost = copy[(t * spaces + r) * spaces + s]
+                    if cost < 0:
+                        return IMPOSSIBLE
+                    x = g.engine[r * spaces + s]
+                    if x < 0:
+                        at += cost
                     else:
-                        cost = copy[(t * spaces + r) * spaces + s]
-                        if cost < 0:
-                            return IMPOSSIBLE
-                        x = g.engine[r * spaces + s]
-                        if x >= 0:
+                        key = t * spaces + s
+                        if seen[key] >= stamp:
+                            at = arrived[key]
+                        else:
                             if free[x] > at:
                                 at = free[x]
-                            free[x] = at + cost
+                            at += cost
+                            free[x] = at
                             busy[x] += cost
-                        at += cost
-                        seen[key] = stamp
-                        arrived[key] = at
+                            seen[key] = stamp
+                            arrived[key] = at
+                            w.asked[key] = p
+                            if at + readers[key] > makespan:
+                                makespan = at + readers[key]
             if at > ready:
                 ready = at
-        spent += crossed
         for k in range(lane_start[d], lane_start[d + 1]):
-            x = lanes[k]
-            if free[x] > ready:
-                ready = free[x]
+            if free[lanes[k]] > ready:
+                ready = free[lanes[k]]
+        spent += crossed
         done = ready + spent
         for k in range(lane_start[d], lane_start[d + 1]):
-            x = lanes[k]
-            free[x] = done
-            busy[x] += spent
-        used[s] += memory[i * devices + d]
+            free[lanes[k]] = done
+            busy[lanes[k]] += spent
         start[i] = ready
         end[i] = done
+        done += behind[i * spaces + s]
         if done > makespan:
             makespan = done
-        if done + tail[i] > cutoff:
-            return IMPOSSIBLE
+            if done > cutoff:
+                return IMPOSSIBLE
     return makespan
 
 
-def cost_of(g: FlatGraph, w: Scratch, makespan: int, weights: Ints) -> int:
+def evaluate(g: FlatGraph, w: PlanScratch, order: Ints, place: Ints) -> int:
+    """Makespan of a plan in ns, IMPOSSIBLE where a link is missing."""
+    clear(g, w)
+    for s in range(g.sizes[2]):
+        w.used[s] = 0
+    for i in range(g.sizes[0]):
+        w.used[g.space[place[i]]] += g.memory[i * g.sizes[1] + place[i]]
+    return play(g, w, order, place, w.marks, w.arrived, w.seen, w.zeros, w.zeros, IMPOSSIBLE)
+
+
+def cost_of(g: FlatGraph, w: PlanScratch, makespan: int, weights: Ints) -> int:
     """What an objective makes of an evaluated plan.
 
     `weights`: shares (of UNIT) of makespan, of the busiest resource's time, of the bytes in a space; that space; the
@@ -159,15 +187,16 @@ def cost_of(g: FlatGraph, w: Scratch, makespan: int, weights: Ints) -> int:
     return cost
 
 
-def dispatch(g: FlatGraph, w: Scratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints) -> int:
+def dispatch(
+    g: FlatGraph, w: PlanScratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints
+) -> int:
     """Order the tasks of a placement as queues would: always the task that can start first, then the most urgent.
 
     Urgent is, where `by_arrival`, what was ready first (a queue that gives out in the order of arrival), else what has
     the highest `priority`. Fills `order`; `left` is scratch of three entries a task. Gives the number of tasks ordered.
     """
     n, devices, spaces = g.sizes[0], g.sizes[1], g.sizes[2]
-    for x in range(g.sizes[4]):
-        w.free[x] = 0
+    clear(g, w)
     count = 0
     for i in range(n):
         left[i] = g.pred_start[i + 1] - g.pred_start[i]

@@ -1,15 +1,13 @@
-"""Units of several models side by side, event by event, over flat sequences of numbers.
+"""Units of several models side by side, event by event, as an inner loop over flat sequences (`inner_loop`).
 
-One source, run in two ways: by Python over lists, and compiled by numba over arrays (`compiled`). So only numbers and
-loops are here. Times are floats in ns. A *strand* is a stream of one member: its own, or that of one part of a chunk.
+Times are floats in ns. A *strand* is a stream of one member: its own, or that of one part of a chunk.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-Ints = list[int]
-Floats = list[float]
+from cotenant.inner_loop import Floats, Ints
 
 NEVER = 1e300
 TINY = 1e-3
@@ -57,7 +55,7 @@ class FlatPlan(NamedTuple):
     wait_until: Ints
 
 
-class Scratch(NamedTuple):
+class ClusterScratch(NamedTuple):
     """What runs write. By strand (member times PARTS, plus the part) from `unit` to `rate`; by member `chunk`
     (at hand or next), `width` and `open` (its strands, and those that are not over), `resume` (when what follows may
     begin, else -1); by unit `done` (its end, -1 before), `parts` (that ended) and `issued`; by unit and part `begin`
@@ -89,7 +87,7 @@ class Scratch(NamedTuple):
     area: Floats
 
 
-def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None:
+def list_issues(g: FlatSet, p: FlatPlan, w: ClusterScratch, lo: Ints, hi: Ints) -> None:
     """When the first launch of each unit of a cluster is issued, from the cluster's start, and no unit has ended."""
     launch, issuing = g.costs[0], g.modes[3]
     members, longest = len(lo), 0
@@ -122,7 +120,7 @@ def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None
                     total += spent
 
 
-def look(g: FlatSet, p: FlatPlan, w: Scratch, x: int, lo: Ints, hi: Ints) -> None:
+def look(g: FlatSet, p: FlatPlan, w: ClusterScratch, x: int, lo: Ints, hi: Ints) -> None:
     """When a strand's next unit is ready: its predecessor has ended, it is issued, what it waits for is there."""
     m, u = x // PARTS, w.unit[x]
     ready = w.base[x]
@@ -139,7 +137,7 @@ def look(g: FlatSet, p: FlatPlan, w: Scratch, x: int, lo: Ints, hi: Ints) -> Non
     w.ready[x] = ready
 
 
-def load(g: FlatSet, p: FlatPlan, w: Scratch, x: int, u: int, base: float, lo: Ints, hi: Ints) -> None:
+def load(g: FlatSet, p: FlatPlan, w: ClusterScratch, x: int, u: int, base: float, lo: Ints, hi: Ints) -> None:
     """Put a strand before a unit of its member, whose predecessor let go at `base`."""
     m = x // PARTS
     i = g.cell[m] + u * g.batch[m] + w.rows[x] - 1
@@ -153,7 +151,7 @@ def load(g: FlatSet, p: FlatPlan, w: Scratch, x: int, u: int, base: float, lo: I
     look(g, p, w, x, lo, hi)
 
 
-def enter(g: FlatSet, p: FlatPlan, w: Scratch, m: int, u: int, base: float, lo: Ints, hi: Ints, n: int) -> int:
+def enter(g: FlatSet, p: FlatPlan, w: ClusterScratch, m: int, u: int, base: float, lo: Ints, hi: Ints, n: int) -> int:
     """Begin what comes for a member at unit `u`: the parts of a chunk, or what lies before the next; gives how many
     strands live now."""
     c = w.chunk[m]
@@ -190,7 +188,7 @@ def has_wait(p: FlatPlan, m: int, u: int) -> bool:
     return found
 
 
-def level(w: Scratch, demand: Floats, n: int) -> float:
+def level(w: ClusterScratch, demand: Floats, n: int) -> float:
     """What the hungriest of those that run may use of a rate, shared max-min, where all together ask for too much."""
     left, count = 1.0, 0
     for i in range(n):
@@ -212,7 +210,7 @@ def level(w: Scratch, demand: Floats, n: int) -> float:
         fair = (left - spent) / over
 
 
-def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
+def play(g: FlatSet, p: FlatPlan, w: ClusterScratch, lo: Ints, hi: Ints) -> float:
     """How long a cluster takes, units [lo, hi) of each member, all of which begin at once: in ns, below 0 where waits
     go round in a circle. `w.area[0]` is the slot-time, and the scratch holds begin and end of all."""
     members, first, rank = len(lo), g.first, p.rank
