@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cotenant.cluster import controller, ray_fleet
-from cotenant.cluster.head import Head, HeadSettings
+from cotenant.cluster.head import ClusterHead, HeadSettings
 from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
@@ -217,7 +217,7 @@ def test_the_repository_s_settings_reach_the_gateway_and_the_controller(
         monkeypatch.setattr(ray_fleet, name, Seen)
     monkeypatch.setattr(controller, "Controller", Seen)
     work = ClusterSpec((), {}, {}, TableCosts({}, {}), Elastic())
-    Head(work, tmp_path, HeadSettings(), ControllerSettings()).close()
+    ClusterHead(work, tmp_path, HeadSettings(), ControllerSettings()).close()
     assert seen["max_body_bytes"] == limit_mib * (1 << 20)
     assert seen["last"].stop_s > drain_s + STOP_MARGIN_S
 

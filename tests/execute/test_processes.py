@@ -29,15 +29,15 @@ from cotenant.execute.worker.channel import (
     Ended,
     Open,
     Prepare,
-    Prepared,
     Ready,
     ReleaseBatch,
     Run,
+    SessionsPrepared,
     Started,
 )
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.worker.limits import WorkerLimits
-from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, SharedMemoryError
+from cotenant.execute.worker.shared_tensors import SharedBuffer, SharedMemoryError, TensorLayout
 from cotenant.execute.worker.worker import Worker
 from cotenant.serve.server import Server
 from cotenant.types import Outcome
@@ -380,7 +380,7 @@ def test_a_worker_prepares_sessions_for_the_threads_that_will_run_them() -> None
     model = Sessions()
     wanted = Prepare(((1, ((0, 2),)), (3, ((0, 1), (1, 2)))), {})
     Worker(theirs, 0)._prepare(model, wanted)  # type: ignore[arg-type]
-    assert ours.receive() == Prepared()
+    assert ours.receive() == SessionsPrepared()
     assert model.prepared == [(((0, 2),), 1), (((0, 1), (1, 2)), 3)]
     assert model.ran == [(0, 2, 1), (0, 2, 3), (0, 1, 3), (1, 2, 3)]
     ours.close()
@@ -392,9 +392,9 @@ def test_a_place_outside_of_a_buffer_is_refused() -> None:
     [layout] = buffer.write({"x": [np.zeros((2, 3), np.float32)]})
     size = os.fstat(buffer.descriptor).st_size
     for wrong in (
-        Layout("x", "<f4", (2, 3), size - 8, 24),
-        Layout("x", "<f4", (2, 300_000), 0, 2_400_000),
-        Layout("x", "<f4", (2, 4), layout.offset, layout.nbytes),
+        TensorLayout("x", "<f4", (2, 3), size - 8, 24),
+        TensorLayout("x", "<f4", (2, 300_000), 0, 2_400_000),
+        TensorLayout("x", "<f4", (2, 4), layout.offset, layout.nbytes),
     ):
         with pytest.raises(SharedMemoryError):
             buffer.read((wrong,), copy=True)
@@ -414,7 +414,7 @@ def test_a_buffer_remembers_the_forms_of_launches_and_keeps_each_apart() -> None
         pieces = [generator.random((count, 4), np.float32) for count in rows]
         mask = np.array([len(rows) > 1])
         layouts = ours.write({"x": pieces, "mask": [mask]})
-        sent = tuple([Layout(each.name, each.dtype, each.shape, each.offset, each.nbytes) for each in layouts])
+        sent = tuple([TensorLayout(each.name, each.dtype, each.shape, each.offset, each.nbytes) for each in layouts])
         found = theirs.read(sent, copy=True)
         np.testing.assert_array_equal(found["x"], np.concatenate(pieces))
         np.testing.assert_array_equal(found["mask"], mask)

@@ -31,16 +31,16 @@ from cotenant.execute.worker.channel import (
     MessageError,
     Open,
     Prepare,
-    Prepared,
     Ready,
     Refused,
     ReleaseBatch,
     Run,
+    SessionsPrepared,
     Started,
 )
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import WorkerLimits
-from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.execute.worker.shared_tensors import TensorLayout
 from cotenant.execute.worker.supervisor import WorkerSupervisor
 from cotenant.work import Share, Work
 
@@ -175,7 +175,7 @@ def test_a_lost_worker_is_dead_before_the_core_is_told(stage: Stage) -> None:
 
     stage.supervisor._on_event = tell
     worker.held = 2000
-    worker.say(Prepared())
+    worker.say(SessionsPrepared())
     assert isinstance(stage.told(), TenantSuspended)
     assert killed_first == [True]
 
@@ -208,7 +208,7 @@ def test_sessions_that_are_asked_for_while_a_worker_opens_are_there_when_it_is_u
     assert worker.hear() == Prepare(NEW, SHAPES)
     assert stage.events.empty()
     assert stage.start(launch(1)) is not None
-    worker.say(Prepared())
+    worker.say(SessionsPrepared())
     assert stage.told() == TenantResumed("a")
     worker.kill()
     assert isinstance(stage.told(), TenantSuspended)
@@ -221,7 +221,7 @@ def test_sessions_that_a_worker_opens_with_are_not_sent_again(stage: Stage) -> N
     worker = stage.load()
     done = stage.prepare()
     assert worker.hear() == Prepare(NEW, SHAPES)
-    worker.say(Prepared())
+    worker.say(SessionsPrepared())
     assert done() == ""
     worker.kill()
     worker = stage.next()
@@ -246,7 +246,7 @@ def test_sessions_that_cannot_be_had_are_forgotten(stage: Stage, way: str) -> No
         done = stage.prepare()
     assert worker.hear() == Prepare(NEW, SHAPES)
     worker.held = 2000 if "memory" in way else 0
-    worker.say(Prepared("" if "memory" in way else "no such core"))
+    worker.say(SessionsPrepared("" if "memory" in way else "no such core"))
     if "open" not in way:
         assert ("memory limit" if way == "memory" else "no such core") in done()
     if way != "refused":
@@ -257,7 +257,7 @@ def test_sessions_that_cannot_be_had_are_forgotten(stage: Stage, way: str) -> No
             pass
     again = stage.prepare()
     assert worker.hear() == Prepare(NEW, SHAPES)
-    worker.say(Prepared())
+    worker.say(SessionsPrepared())
     assert again() == ""
 
 
@@ -309,15 +309,15 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def test_a_message_of_the_largest_size_arrives_and_a_larger_one_is_refused(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
-    around = len(msgspec.msgpack.encode(Prepared("x" * MOST_MESSAGE_BYTES))) - MOST_MESSAGE_BYTES
-    message = Prepared("x" * (MOST_MESSAGE_BYTES - around))
+    around = len(msgspec.msgpack.encode(SessionsPrepared("x" * MOST_MESSAGE_BYTES))) - MOST_MESSAGE_BYTES
+    message = SessionsPrepared("x" * (MOST_MESSAGE_BYTES - around))
     ours.send(message)
     assert theirs.receive() == message
     ours.send_with(message, [])
     assert theirs.receive_with() == (message, [])
     for send in (ours.send, ours.post, lambda each: ours.send_with(each, [])):
         with pytest.raises(MessageError, match=f"too large, expected at most {MOST_MESSAGE_BYTES}"):
-            send(Prepared("x" * (MOST_MESSAGE_BYTES - around + 1)))
+            send(SessionsPrepared("x" * (MOST_MESSAGE_BYTES - around + 1)))
 
 
 def test_no_room_is_not_taken_for_an_end(ends: tuple[Channel, Channel]) -> None:
@@ -420,7 +420,9 @@ def test_what_finds_no_room_is_told_later(stage: Stage) -> None:
 def test_lengths_of_layouts_are_what_a_launch_is_bounded_by(ends: tuple[Channel, Channel]) -> None:
     """And not the tensors: the largest number of inputs of a usual name passes whole."""
     ours, theirs = ends
-    layouts = tuple(Layout(f"input_{number}", "<f4", (1, 3, 224, 224), number * 64, 602112) for number in range(4000))
+    layouts = tuple(
+        TensorLayout(f"input_{number}", "<f4", (1, 3, 224, 224), number * 64, 602112) for number in range(4000)
+    )
     run = Run(1, 1, Work("a", 0, 1, 0, 2), True, layouts)
     ours.send(run)
     assert theirs.receive() == run

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from cotenant.policies import policy_class
-from cotenant.policies.ordered.overload import Job, outweighed
+from cotenant.policies.ordered.overload import WeightedJob, outweighed
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
@@ -20,11 +20,11 @@ from strict_engine import StrictEngine as Engine
 MS = 1_000_000
 
 
-def job(number: int, work_ms: int, deadline_ms: int, weight: float) -> Job:
-    return Job((deadline_ms, number), work_ms * MS, deadline_ms * MS, weight, (number,))
+def job(number: int, work_ms: int, deadline_ms: int, weight: float) -> WeightedJob:
+    return WeightedJob((deadline_ms, number), work_ms * MS, deadline_ms * MS, weight, (number,))
 
 
-def is_feasible(jobs: list[Job]) -> bool:
+def is_feasible(jobs: list[WeightedJob]) -> bool:
     end = 0
     for each in sorted(jobs):
         end += each.work_ns
@@ -33,18 +33,18 @@ def is_feasible(jobs: list[Job]) -> bool:
     return True
 
 
-def best_weight(jobs: list[Job]) -> float:
+def best_weight(jobs: list[WeightedJob]) -> float:
     """Brute force: the largest weight of any set of jobs that can all be in time on one lane."""
     sets = (chosen for size in range(len(jobs) + 1) for chosen in combinations(jobs, size))
     return max(sum(each.weight for each in chosen) for chosen in sets if is_feasible(list(chosen)))
 
 
-def kept(jobs: list[Job]) -> list[Job]:
+def kept(jobs: list[WeightedJob]) -> list[WeightedJob]:
     out = outweighed(jobs, 1, 0, 0)
     return [each for each in jobs if each.queries[0] not in out]
 
 
-def random_jobs(random: Random, works_ms: tuple[int, ...]) -> list[Job]:
+def random_jobs(random: Random, works_ms: tuple[int, ...]) -> list[WeightedJob]:
     works = [random.choice(works_ms) for _ in range(9)]
     return [
         job(number, work, random.randint(work, 60), random.choice((1.0, 2.0, 5.0))) for number, work in enumerate(works)

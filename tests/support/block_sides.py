@@ -11,10 +11,10 @@ from block_models import random_spans, spans_of
 from cotenant.core.predictor import Spans
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.jobs import (
+    BlockJob,
     BlockSnapshot,
     BlockStart,
     Change,
-    Job,
     JobDrop,
     RunningBlock,
 )
@@ -53,9 +53,9 @@ class Side:
             model.add_pivots(True, target * slo)
             model.add_plans(choices_of(model.cores), BYTE_COST, target * slo, SWITCH_NS)
 
-    def sees(self, jobs: list[Job | RunningBlock], now: int, free: int, drops: bool = False) -> BlockSnapshot:
+    def sees(self, jobs: list[BlockJob | RunningBlock], now: int, free: int, drops: bool = False) -> BlockSnapshot:
         """Jobs in the order of their numbers."""
-        ready = [each for each in jobs if isinstance(each, Job)]
+        ready = [each for each in jobs if isinstance(each, BlockJob)]
         running = [each for each in jobs if isinstance(each, RunningBlock)]
         return BlockSnapshot(now, free, self.total, BANDWIDTH, 0.0, drops, ready, running)
 
@@ -68,13 +68,13 @@ class Side:
         """Rules of `layer_block` that plan for the target of the tables."""
         return BlockRules(self.target, options.pop("replans", True), True, grain, **options)
 
-    def waits(self, first: int, model: int, arrival: int, deadline: int, rank: int = LOW) -> Job:
-        return Job(first, self.models[model], False, arrival, deadline, rank)
+    def waits(self, first: int, model: int, arrival: int, deadline: int, rank: int = LOW) -> BlockJob:
+        return BlockJob(first, self.models[model], False, arrival, deadline, rank)
 
     def paused(
         self, first: int, model: int, arrival: int, deadline: int, unit: int, cores: int = 0, rank: int = LOW
-    ) -> Job:
-        return Job(first, self.models[model], True, arrival, deadline, rank, unit, cores)
+    ) -> BlockJob:
+        return BlockJob(first, self.models[model], True, arrival, deadline, rank, unit, cores)
 
     def runs(
         self, first: int, model: int, deadline: int, unit: int, end: int, cores: int, since: int, due: int, **more: int
@@ -107,9 +107,9 @@ def drawn_side(rng: Random) -> Side:
     return Side(models, total)
 
 
-def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[Job | RunningBlock], int]:
+def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[BlockJob | RunningBlock], int]:
     """Jobs in all states, and how many lanes they leave free. Sometimes most are paused beside small growing blocks."""
-    jobs: list[Job | RunningBlock] = []
+    jobs: list[BlockJob | RunningBlock] = []
     free, is_paused = side.total, rng.random() < 0.3
     kinds = ["grows", "paused", "paused"] if is_paused else ["waits", "waits", "paused", "grows", "runs"]
     for first in range(rng.randint(1, 7)):
@@ -135,7 +135,7 @@ def drawn_jobs(rng: Random, side: Side, now: int) -> tuple[list[Job | RunningBlo
 
 
 @st.composite
-def sides(draw: st.DrawFn) -> tuple[Side, list[Job | RunningBlock], int, int]:
+def sides(draw: st.DrawFn) -> tuple[Side, list[BlockJob | RunningBlock], int, int]:
     """A side, its jobs, now, and free lanes."""
     rng = Random(draw(st.integers(0, 10_000)))
     side, now = drawn_side(rng), 5000

@@ -24,7 +24,7 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query
 from cotenant.work import Machine, Share, Work
-from cotenant.world.contention import FULL_SPEED, Contention, ContentionWorld, Load, Traffic, speeds
+from cotenant.world.contention import FULL_SPEED, Contention, ContentionWorld, CoreLoad, Traffic, speeds
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from parity import TABLES as PARITY_TABLES
 from parity import TENANTS, workload
@@ -241,9 +241,9 @@ loads_of = st.lists(st.integers(0, 20 * GB), min_size=1, max_size=6)
 @given(loads_of, st.integers(1, 40 * GB), st.integers(0, 20 * GB))
 def test_who_joins_speeds_nobody_up(demands: list[int], capacity: int, more: int) -> None:
     """With cores of their own, as the core of cotenant gives them."""
-    loads = [Load((core,), demand) for core, demand in enumerate(demands)]
+    loads = [CoreLoad((core,), demand) for core, demand in enumerate(demands)]
     before = speeds(loads, capacity)
-    after = speeds([*loads, Load((99,), more)], capacity)
+    after = speeds([*loads, CoreLoad((99,), more)], capacity)
     assert all(new <= old + 2 * FULL_SPEED // max(1, d) for new, old, d in zip(after, before, demands, strict=False))
     drawn = sum(load.bytes_per_s * speed for load, speed in zip(loads, before, strict=True))
     assert drawn <= (capacity + sum(demands) // FULL_SPEED + len(demands)) * FULL_SPEED

@@ -14,7 +14,7 @@ from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.policies.desk import NEVER_NS
 from cotenant.techniques.overlap.policy.group_choice import Choice
 from cotenant.techniques.overlap.policy.group_cuts import coarse
-from cotenant.techniques.overlap.policy.group_jobs import Candidate, Job, jobs_of
+from cotenant.techniques.overlap.policy.group_jobs import Candidate, GroupJob, jobs_of
 from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.work import Share
 
@@ -53,7 +53,7 @@ class Value(NamedTuple):
         return self.rate / best.rate if self[:2] == best[:2] else 0.0
 
 
-def value_of(asked: Asked, jobs: Sequence[Job], latency_ns: int) -> Value:
+def value_of(asked: Asked, jobs: Sequence[GroupJob], latency_ns: int) -> Value:
     """The value of a group with this predicted latency."""
     end = asked.begin_ns + latency_ns
     inside = {job.tenant.name for job in jobs}
@@ -121,7 +121,7 @@ class Published:
                 low = place
         return low
 
-    def _predict(self, asked: Asked, groups: Sequence[Sequence[Job]]) -> Sequence[int]:
+    def _predict(self, asked: Asked, groups: Sequence[Sequence[GroupJob]]) -> Sequence[int]:
         self.rounds += 1
         return asked.predictor.group_ns([group_of(jobs, split_of(asked, len(jobs))) for jobs in groups])
 
@@ -132,7 +132,7 @@ def exhaustive(asked: Asked, thinned: bool = False) -> tuple[Choice, Value]:
     All choices of members among what waits, one a tenant, and all cuts of each; with `thinned` those that our search
     may use, which are few enough for groups of three.
     """
-    best: tuple[Value, tuple[Job, ...], int] | None = None
+    best: tuple[Value, tuple[GroupJob, ...], int] | None = None
     found = _all_jobs(asked, thinned)
     while groups := list(islice(found, _AT_ONCE)):
         latencies = asked.predictor.group_ns([group_of(jobs, split_of(asked, len(jobs))) for jobs in groups])
@@ -150,7 +150,7 @@ def search_all(*arguments: object) -> Choice:
     return exhaustive(Asked(*arguments))[0]  # type: ignore[arg-type]
 
 
-def cut_at(asked: Asked, job: Job, end: int) -> Job | None:
+def cut_at(asked: Asked, job: GroupJob, end: int) -> GroupJob | None:
     """The job up to unit `end`, None where that gets nothing done: what remains takes as long alone as all of it."""
     work = job.tenant.work(job.shape, job.items, end)
     after = asked.predictor.latency_ns(work, asked.splits.widest)
@@ -158,7 +158,7 @@ def cut_at(asked: Asked, job: Job, end: int) -> Job | None:
     return job._replace(end=end, worth_ns=worth, latest_ns=job.latest_ns - after) if worth > 0 else None
 
 
-def group_of(jobs: Sequence[Job], split: Sequence[Share]) -> Group:
+def group_of(jobs: Sequence[GroupJob], split: Sequence[Share]) -> Group:
     """As the predictor sees it."""
     return tuple(
         Member(job.tenant.work(job.shape, job.items, job.start).until(job.end), share.size)
@@ -171,12 +171,12 @@ def split_of(asked: Asked, members: int) -> tuple[Share, ...]:
     return asked.splits.by_members[members - 1][0]
 
 
-def _choice(asked: Asked, jobs: tuple[Job, ...], latency_ns: int, latest_ns: int) -> Choice:
+def _choice(asked: Asked, jobs: tuple[GroupJob, ...], latency_ns: int, latest_ns: int) -> Choice:
     split = split_of(asked, len(jobs))
     return Choice(group_of(jobs, split), jobs, split, latency_ns, max(asked.begin_ns, latest_ns - latency_ns), 0)
 
 
-def _in_turn(asked: Asked) -> Iterator[Job]:
+def _in_turn(asked: Asked) -> Iterator[GroupJob]:
     """The first queries of the tenants, whole, in the order of their headrooms; as many as a group may have."""
     taken: set[str] = set()
     for candidate in asked.candidates:
@@ -185,14 +185,14 @@ def _in_turn(asked: Asked) -> Iterator[Job]:
             yield _job_of(asked, candidate)
 
 
-def _job_of(asked: Asked, candidate: Candidate) -> Job:
+def _job_of(asked: Asked, candidate: Candidate) -> GroupJob:
     """A paused batch, or the first query of a queue from a place on."""
     return jobs_of(candidate, True, asked.begin_ns, asked.sizes, asked.predictor)[-1]
 
 
-def _all_jobs(asked: Asked, thinned: bool) -> Iterator[tuple[Job, ...]]:
+def _all_jobs(asked: Asked, thinned: bool) -> Iterator[tuple[GroupJob, ...]]:
     leader, *others = asked.candidates
-    options: dict[str, list[Job]] = {}
+    options: dict[str, list[GroupJob]] = {}
     for candidate in others:
         if candidate.tenant != leader.tenant:
             for job in _queries_of(asked, candidate):
@@ -203,7 +203,7 @@ def _all_jobs(asked: Asked, thinned: bool) -> Iterator[tuple[Job, ...]]:
             yield from product(led, *(options[name] for name in names))
 
 
-def _queries_of(asked: Asked, candidate: Candidate) -> Iterator[Job]:
+def _queries_of(asked: Asked, candidate: Candidate) -> Iterator[GroupJob]:
     """What of a tenant may join: its paused batch, or any of its waiting queries that can be in time."""
     first = _job_of(asked, candidate)
     yield first
@@ -220,7 +220,7 @@ def _queries_of(asked: Asked, candidate: Candidate) -> Iterator[Job]:
             yield _job_of(asked, place)._replace(next_start_ns=asked.begin_ns + candidate.headroom_ns)
 
 
-def _with_cuts(asked: Asked, job: Job, thinned: bool) -> list[Job]:
+def _with_cuts(asked: Asked, job: GroupJob, thinned: bool) -> list[GroupJob]:
     cuts = coarse(job.tenant.cuts) if thinned else job.tenant.cuts
     ends = [cut for cut in cuts[1:-1] if cut > job.start] if asked.ways else []
     return [job, *(cut for end in ends if (cut := cut_at(asked, job, end)) is not None)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bench.papers.veltair._flat import ACTS, DROP, FIXED, PAUSED, RUNS, START, WAITS
 from cotenant.techniques.layer_blocks.policy.jobs import (
     BlockGrowth,
+    BlockJob,
     BlockSnapshot,
     BlockStart,
     Change,
-    Job,
     JobDrop,
     RunningBlock,
 )
@@ -18,7 +18,7 @@ class FlatRows:
     """What one decision sees, as `rows` rows of `jobs` and the tables of their models; room for changes in `out`."""
 
     def __init__(self, blocks: BlockSnapshot) -> None:
-        self.found: list[Job | RunningBlock] = [*blocks.ready, *blocks.running]
+        self.found: list[BlockJob | RunningBlock] = [*blocks.ready, *blocks.running]
         self.found.sort(key=lambda each: each.first)
         self.models = list({id(each.model): each.model for each in self.found}.values())
         self.dims = [n for model in self.models for n in (model.units, model.versions, model.levels, model.cores)]
@@ -28,9 +28,9 @@ class FlatRows:
         self.rows = len(self.found)
         self.out = [0] * (ACTS * self.rows)
 
-    def _row(self, each: Job | RunningBlock) -> tuple[int, ...]:
+    def _row(self, each: BlockJob | RunningBlock) -> tuple[int, ...]:
         model = next(at for at, model in enumerate(self.models) if model is each.model)
-        if isinstance(each, Job):
+        if isinstance(each, BlockJob):
             state = PAUSED if each.has_begun else WAITS
             own = each.cores
             return (model, state, each.arrival_ns, each.deadline_ns, each.unit, 0, own, 0, 0, 0, 0, each.rank)

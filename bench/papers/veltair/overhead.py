@@ -24,7 +24,7 @@ from bench.papers.veltair._product import Beliefs, Timed, play_product
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Job
+from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, BlockSnapshot
 from cotenant.techniques.layer_blocks.policy.published import BlockRules, LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.layer_blocks.world.many_core import ManyCore
@@ -93,7 +93,7 @@ def block_formation_us(drawn: Drawn, base: Model, made: Efficiency, rounds: int 
     spans = tables_of(drawn, long, made).believed.spans()
     model = BlockModel(Tenant("long", long.qos_ns, tuple(range(UNITS + 1))), 0, 1, spans)
     model.add_pivots(True, 0.6 * long.qos_ns)
-    job = Job(0, model, False, 0, long.qos_ns, 0)
+    job = BlockJob(0, model, False, 0, long.qos_ns, 0)
     blocks = BlockSnapshot(0, CORES, CORES, 0.0, 0.3, False, [job], [])
     rules, others = BlockRules(0.6, replans=True, adapts=True), [model] * 3
     taken = []

@@ -62,7 +62,7 @@ def up(
 ) -> None:
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
     from cotenant.cluster.detector import DetectorSettings
-    from cotenant.cluster.head import Head, HeadSettings, read_spec
+    from cotenant.cluster.head import ClusterHead, HeadSettings, read_spec
     from cotenant.cluster.interfaces import ControllerSettings
     from cotenant.cluster.note import Note
     from cotenant.cluster.ray_fleet import need_ray
@@ -88,7 +88,7 @@ def up(
 
     note = Note()
     try:
-        head = Head(work, repository, settings, control, failed)
+        head = ClusterHead(work, repository, settings, control, failed)
     except BaseException:
         note.remove()
         raise

@@ -99,7 +99,7 @@ def planned_applications(
     return tuple(found)
 
 
-class Head:
+class ClusterHead:
     """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started.
 
     `failed` is called, with a sentence, when the cluster cannot go on: it is to be closed then.

@@ -93,14 +93,14 @@ class Phase(NamedTuple):
     bytes_per_s: int
 
 
-class Load(NamedTuple):
+class CoreLoad(NamedTuple):
     """What runs at one instant: on which cores, and what it would draw at full speed."""
 
     cores: tuple[int, ...]
     bytes_per_s: int
 
 
-def speeds(loads: Sequence[Load], bandwidth_bytes_per_s: int | None, front_end_share: float = 0.0) -> list[int]:
+def speeds(loads: Sequence[CoreLoad], bandwidth_bytes_per_s: int | None, front_end_share: float = 0.0) -> list[int]:
     """Speed of each load in parts of FULL_SPEED, at least 1. The module's text has the formula."""
     holders: dict[int, int] = {}
     for load in loads:
@@ -202,7 +202,7 @@ class ContentionWorld(SteppedWorld[_Run]):
     def _after(self, now_ns: int, runs: tuple[_Run, ...]) -> tuple[int, tuple[_Run, ...]] | None:
         """The state at the next end of a phase or begin of a launch; None when nothing is to come."""
         active = [run for run in runs if run.begin_ns <= now_ns and run.phase < len(run.phases)]
-        loads = [Load(run.cores, run.phases[run.phase].bytes_per_s) for run in active]
+        loads = [CoreLoad(run.cores, run.phases[run.phase].bytes_per_s) for run in active]
         rates = speeds(loads, self._contention.bandwidth_bytes_per_s, self._front_end_share)
         waits = [run.begin_ns - now_ns for run in runs if run.begin_ns > now_ns]
         waits += [-(-run.left // rate) for run, rate in zip(active, rates, strict=True)]

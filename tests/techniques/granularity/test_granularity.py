@@ -20,7 +20,7 @@ from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.bounds import bound_of
 from cotenant.techniques.granularity.plan.moves import Moves, Window
-from cotenant.techniques.granularity.plan.planner import JointProgress, Sequential, Streams
+from cotenant.techniques.granularity.plan.planner import JointProgress, SequentialMembers, Streams
 from cotenant.techniques.granularity.plan.profiled import lane_rules, lane_table
 from cotenant.techniques.granularity.plan.published import JointObjective, Published
 from cotenant.techniques.granularity.plan.search import JointSearch
@@ -123,7 +123,7 @@ def test_a_search_ends_when_it_is_told_and_keeps_what_it_has() -> None:
 
 def test_streams_and_sequential_are_plans_too() -> None:
     tables, rules = random_set(5, 3, 6), random_rules(6)
-    streams, turn = Streams().find(tables, rules), Sequential().find(tables, rules)
+    streams, turn = Streams().find(tables, rules), SequentialMembers().find(tables, rules)
     assert streams.makespan_ns == streams.streams_ns == turn.streams_ns
     assert turn.makespan_ns >= turn.sequential_ns * 0.99
     assert len(turn.plan.waits) == 2

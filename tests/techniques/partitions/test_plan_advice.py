@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.partitions.plan.advice import MOST_GROWTH, Advisor, Growth, Remedy
+from cotenant.techniques.partitions.plan.advice import MOST_GROWTH, Advisor, GrowthLimit, Remedy
 from cotenant.techniques.partitions.plan.file import Request
 from cotenant.techniques.partitions.plan.poisson_headroom import poisson_rate, with_poisson_headroom
 from cotenant.techniques.partitions.plan.types import DEVICES, Costs, DeviceType, Infeasible, Load, Plan
@@ -111,7 +111,7 @@ def test_growth_is_found_to_a_hundredth(limit: float) -> None:
 
 def test_growth_without_a_limit_ends_somewhere() -> None:
     advisor = Advisor(Limited(lambda *_: True), Request((load("small", 10, 20),), (GPU,)), costs())
-    assert advisor.growth() == Growth(MOST_GROWTH, None, None)
+    assert advisor.growth() == GrowthLimit(MOST_GROWTH, None, None)
     assert advisor.plan(running := Plan((), "then")) is running
 
 

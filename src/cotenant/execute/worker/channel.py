@@ -19,7 +19,7 @@ import msgspec
 
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import MOST_ANSWER_BYTES, Followed
-from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.execute.worker.shared_tensors import TensorLayout
 from cotenant.repository.formats import Arithmetic
 from cotenant.work import PieceTime, Work
 
@@ -68,14 +68,14 @@ class Run(_Message, frozen=True):
     batch: int
     work: Work
     last: bool
-    inputs: tuple[Layout, ...] = ()
+    inputs: tuple[TensorLayout, ...] = ()
     part: bool = False
     stops: tuple[int, ...] = ()
     queries: ClassVar[tuple[int, ...]] = (0,)
     """As one: their rows are nobody's business in a worker."""
 
 
-class Grow(_Message, frozen=True):
+class GrowRun(_Message, frozen=True):
     """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
 
     launch: int
@@ -83,7 +83,7 @@ class Grow(_Message, frozen=True):
 
 
 class Prepare(_Message, frozen=True):
-    """To a worker: load further sessions, and run each once on inputs of these shapes. Answered by Prepared."""
+    """To a worker: load further sessions, and run each once on inputs of these shapes. Answered by SessionsPrepared."""
 
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     shapes: dict[str, tuple[int, ...]]
@@ -109,7 +109,7 @@ class Ready(_Message, frozen=True):
     """From a worker: its model is loaded."""
 
 
-class Prepared(_Message, frozen=True):
+class SessionsPrepared(_Message, frozen=True):
     """From a worker: the sessions of a Prepare are there; with a `reason`, they cannot be loaded."""
 
     reason: str = ""
@@ -130,13 +130,13 @@ class Ended(_Message, frozen=True):
     input_ns: int
     infer_ns: int
     output_ns: int
-    outputs: tuple[Layout, ...] = ()
+    outputs: tuple[TensorLayout, ...] = ()
     pieces: tuple[PieceTime, ...] = ()
     stolen_ns: int = 0
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow
-FromWorker = Started | Ready | Prepared | Refused | Grow | Ended
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun
+FromWorker = Started | Ready | SessionsPrepared | Refused | GrowRun | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

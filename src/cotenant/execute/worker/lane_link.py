@@ -11,7 +11,7 @@ from cotenant.core.actions import Launch
 from cotenant.execute.batches import BatchTensors
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors
 from cotenant.execute.worker.channel import AddLane, Channel, Run
-from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
+from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class LaneLink:
         self._is_busy = False
         return self._waiting.popleft() if self._waiting else None
 
-    def outputs(self, layouts: tuple[Layout, ...]) -> Tensors:
+    def outputs(self, layouts: tuple[TensorLayout, ...]) -> Tensors:
         """Copies of the outputs of the launch that has just ended. Raises SharedMemoryError."""
         return self._outputs.read(layouts, copy=True)
 
@@ -82,7 +82,7 @@ class LaneLink:
 
     def _send(self, pending: Pending) -> None:
         launch = pending.launch
-        layouts: tuple[Layout, ...] = ()
+        layouts: tuple[TensorLayout, ...] = ()
         if launch.work.start == 0 or launch.part:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())

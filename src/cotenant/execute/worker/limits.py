@@ -56,7 +56,7 @@ class LossKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class WorkerLoss:
     """A worker cannot be used any more. `mend` is what to do about a model that cannot be loaded."""
 
     kind: LossKind

@@ -44,7 +44,7 @@ class SharedMemoryError(CotenantError):
     """Tensors do not fit into shared memory, or a layout names a place outside of it."""
 
 
-class Layout(msgspec.Struct, frozen=True, array_like=True):
+class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in a buffer. `dtype` is numpy's name with the byte order, "bfloat16", or "O" for BYTES.
 
     BYTES are the lengths of the elements as int64, in row-major order, and then the elements.
@@ -69,8 +69,8 @@ class SharedBuffer:
         """Writes in a row that needed little, and the most that one of them needed."""
         self._memory: mmap.mmap | None = None
         # Launches look like ones before them, with one row or with a few: what was worked out for these is kept.
-        self._written: dict[tuple[Any, ...], tuple[tuple[Layout, ...], list[Any], int]] = {}
-        self._seen: dict[tuple[Layout, ...], dict[str, Any]] = {}
+        self._written: dict[tuple[Any, ...], tuple[tuple[TensorLayout, ...], list[Any], int]] = {}
+        self._seen: dict[tuple[TensorLayout, ...], dict[str, Any]] = {}
 
     @classmethod
     def create(cls, name: str) -> SharedBuffer:
@@ -79,7 +79,7 @@ class SharedBuffer:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
-    def write(self, tensors: Pieces) -> tuple[Layout, ...]:
+    def write(self, tensors: Pieces) -> tuple[TensorLayout, ...]:
         """Put tensors from the start of the buffer on; what it held is gone.
 
         Raises SharedMemoryError when they do not fit, ValueError when the pieces of one do not fit each other.
@@ -91,7 +91,7 @@ class SharedBuffer:
                 _fill(place, pieces)
             self._give_back(known[2])
             return known[0]
-        layouts: list[Layout] = []
+        layouts: list[TensorLayout] = []
         contents: list[Any] = []
         at = 0
         for name, pieces in tensors.items():
@@ -99,12 +99,12 @@ class SharedBuffer:
             if first.dtype.kind in _PLAIN_KINDS or first.dtype == _BFLOAT16:
                 shape = _form(pieces)[1]
                 size = math.prod(shape) * first.dtype.itemsize
-                layouts.append(Layout(name, _name(first.dtype), shape, at, size))
+                layouts.append(TensorLayout(name, _name(first.dtype), shape, at, size))
                 contents.append(pieces)
             else:
                 whole = joined(pieces)
                 packed = _pack(whole)
-                layouts.append(Layout(name, _OBJECTS, whole.shape, at, len(packed)))
+                layouts.append(TensorLayout(name, _OBJECTS, whole.shape, at, len(packed)))
                 contents.append(packed)
             at += -(-layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         memory = self._room(max(at, 1))
@@ -121,7 +121,7 @@ class SharedBuffer:
         self._give_back(at)
         return tuple(layouts)
 
-    def read(self, layouts: tuple[Layout, ...], *, copy: bool) -> dict[str, Any]:
+    def read(self, layouts: tuple[TensorLayout, ...], *, copy: bool) -> dict[str, Any]:
         """The tensors at these places: arrays of their own, or (not `copy`) views that the next write changes.
 
         Raises SharedMemoryError when a place is outside of the buffer.
@@ -211,7 +211,7 @@ def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     known[key] = value
 
 
-def _read(memory: mmap.mmap, layout: Layout) -> Any:
+def _read(memory: mmap.mmap, layout: TensorLayout) -> Any:
     """A view of numbers, an array of BYTES."""
     if layout.dtype == _OBJECTS:
         return _unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)

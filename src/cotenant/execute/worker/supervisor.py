@@ -22,10 +22,20 @@ from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.protocol import OnEnd, OnGrew, Readers, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
 from cotenant.execute.threads.lanes import left_s
-from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
+from cotenant.execute.worker.channel import (
+    Ended,
+    GrowRun,
+    Message,
+    Open,
+    Ready,
+    Refused,
+    ReleaseBatch,
+    SessionsPrepared,
+    Started,
+)
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
-from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
+from cotenant.execute.worker.limits import LossKind, WorkerLimits, WorkerLoss, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
 from cotenant.shortages import report_error, start_thread
 from cotenant.work import Share
@@ -62,7 +72,7 @@ class WorkerSupervisor:
         self._state = WorkerState.DOWN
         self._closing = threading.Event()
         self._first = threading.Event()
-        self._refusal: Loss | None = None
+        self._refusal: WorkerLoss | None = None
         self._process: WorkerProcess | None = None
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
@@ -99,7 +109,7 @@ class WorkerSupervisor:
         """See Executor; the launch may be of another worker."""
         if (pending := self._pending.get(launch)) is not None:
             pending.on_grew = on_grew
-            self._send(Grow(launch, share.cores))
+            self._send(GrowRun(launch, share.cores))
 
     def release(self, batch: int) -> None:
         """Forget the tensors of a batch."""
@@ -186,7 +196,7 @@ class WorkerSupervisor:
             self._refusal = self._lost(LossKind.DIED, "is not needed any more")
             self._first.set()
 
-    def _open(self) -> Loss | None:
+    def _open(self) -> WorkerLoss | None:
         """Start a worker and have it load the model."""
         began = time.monotonic_ns()
         with self._lock:
@@ -216,7 +226,7 @@ class WorkerSupervisor:
                 case Started():
                     self._start_ns = at - last
                     process.channel.post(self._sessions.begin())
-                case Ready() | Prepared(""):
+                case Ready() | SessionsPrepared(""):
                     self._load_ns = at - began - self._start_ns
                     if (loss := self._look(process)) is not None:
                         return loss
@@ -227,14 +237,14 @@ class WorkerSupervisor:
                             self.lasting_problem = ""
                             return None
                     process.channel.post(rest)
-                case Prepared(reason):
-                    return Loss(LossKind.UNLOADABLE, reason)
+                case SessionsPrepared(reason):
+                    return WorkerLoss(LossKind.UNLOADABLE, reason)
                 case Refused(reason, mend):
-                    return Loss(LossKind.UNLOADABLE, reason, mend)
+                    return WorkerLoss(LossKind.UNLOADABLE, reason, mend)
                 case _:
                     return self._died()
 
-    def _serve(self) -> Loss | None:
+    def _serve(self) -> WorkerLoss | None:
         """Take completions until the worker is lost, or has ended since it was told to (None)."""
         process, readers = self._process, self._readers
         assert process is not None
@@ -271,7 +281,7 @@ class WorkerSupervisor:
             if self._is_taken(message):
                 continue
             told.put(message)
-            if not isinstance(message, Prepared):
+            if not isinstance(message, SessionsPrepared):
                 assert self._readers is not None
                 self._readers.remove(process.channel.fileno())
                 return
@@ -279,7 +289,7 @@ class WorkerSupervisor:
         if self._limits.memory_bytes is not None and process.resident_bytes() > self._limits.memory_bytes:
             told.put(TimeoutError())  # as a tick: look now
 
-    def _take(self, process: WorkerProcess, receive: Callable[[], Message | None]) -> Loss | None:
+    def _take(self, process: WorkerProcess, receive: Callable[[], Message | None]) -> WorkerLoss | None:
         while True:
             message, is_tick = None, False
             try:
@@ -288,21 +298,21 @@ class WorkerSupervisor:
                 is_tick = True
             except Exception as error:
                 return self._broken(error)
-            if not is_tick and not self._is_taken(message) and not isinstance(message, Prepared):
+            if not is_tick and not self._is_taken(message) and not isinstance(message, SessionsPrepared):
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending
                 return None if is_done else self._died()
             process.channel.flush()
             if (loss := self._look(process)) is not None:
                 return loss
-            if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
+            if isinstance(message, SessionsPrepared):  # only now: what it has loaded it also has room for
                 self._sessions.end(message.reason)
 
     def _is_taken(self, message: object) -> bool:
         """Whether a message told of a launch."""
         if isinstance(message, Ended):
             self._ended(message)
-        elif isinstance(message, Grow):
+        elif isinstance(message, GrowRun):
             self._pending[message.launch].on_grew(message.launch)
         else:
             return False
@@ -341,7 +351,7 @@ class WorkerSupervisor:
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())
 
-    def _look(self, process: WorkerProcess) -> Loss | None:
+    def _look(self, process: WorkerProcess) -> WorkerLoss | None:
         """Is it still as it should be? Memory at every message, the watchdog once a tick."""
         limit = self._limits.memory_bytes
         if limit is not None and (held := process.resident_bytes()) > limit:
@@ -376,7 +386,7 @@ class WorkerSupervisor:
                 _log.info("the worker of %r is up again: replaced in %.2f s, loaded in %.2f s", self.tenant, *times)
                 self._on_event(TenantResumed(self.tenant))
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: WorkerLoss) -> None:
         """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
         if self._process is not None:
             self._process.kill()
@@ -449,13 +459,13 @@ class WorkerSupervisor:
                 link.shut()
             self._process.channel.shut()
 
-    def _died(self) -> Loss:
+    def _died(self) -> WorkerLoss:
         assert self._process is not None
         self._process.kill()  # it may have closed its end alone
         return self._lost(LossKind.DIED, self._process.wait())
 
-    def _broken(self, error: Exception) -> Loss:
+    def _broken(self, error: Exception) -> WorkerLoss:
         return self._lost(LossKind.DIED, f"cannot be understood ({reason_of(error)})")
 
-    def _lost(self, kind: LossKind, how: str) -> Loss:
-        return Loss(kind, f"the worker of {self.tenant!r} {how}")
+    def _lost(self, kind: LossKind, how: str) -> WorkerLoss:
+        return WorkerLoss(kind, f"the worker of {self.tenant!r} {how}")

@@ -20,20 +20,20 @@ from cotenant.execute.worker.channel import (
     AddLane,
     Channel,
     Ended,
-    Grow,
+    GrowRun,
     Keep,
     MessageError,
     Open,
     Prepare,
-    Prepared,
     Ready,
     Refused,
     ReleaseBatch,
     Run,
+    SessionsPrepared,
     Started,
 )
 from cotenant.execute.worker.memory_watch import MemoryWatch, private_bytes
-from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
+from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
 from cotenant.work import CPU, Share
 
 
@@ -83,7 +83,7 @@ class Worker:
                     self._lanes.append(thread)
                 elif isinstance(message, ReleaseBatch):
                     self._batches.release(message.batch)
-                elif isinstance(message, Grow):
+                elif isinstance(message, GrowRun):
                     share = Share(message.cores)
                     if self._launches.grow(message.launch, share, self._grew):
                         self._grew(message.launch)
@@ -91,14 +91,14 @@ class Worker:
                     try:
                         threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
                     except RuntimeError as error:
-                        self._channel.send(Prepared(reason_of(error)), waits=True)
+                        self._channel.send(SessionsPrepared(reason_of(error)), waits=True)
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
 
     def _grew(self, launch: int) -> None:
-        self._channel.send(Grow(launch), waits=True)
+        self._channel.send(GrowRun(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
@@ -113,14 +113,14 @@ class Worker:
         except Exception as error:  # the server has to know, and goes on as it was
             reason = reason_of(error)
         try:
-            self._channel.send(Prepared(reason), waits=True)
+            self._channel.send(SessionsPrepared(reason), waits=True)
         except OSError:  # the server has gone
             pass
 
     def _run_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
         lane = Channel(socket.socket(fileno=descriptors[0]))
         inputs, outputs = map(SharedBuffer, descriptors[1:])
-        layouts: tuple[Layout, ...] = ()
+        layouts: tuple[TensorLayout, ...] = ()
 
         def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts

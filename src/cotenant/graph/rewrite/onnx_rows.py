@@ -12,7 +12,7 @@ from cotenant.graph.dfg import Dfg
 from cotenant.graph.infer import Types, Values, dims_of, infer_types
 from cotenant.graph.onnx import bind_inputs
 from cotenant.graph.rewrite.onnx_rules import SIZES, NodeView, rule_of
-from cotenant.graph.rewrite.rows import PROBES, RowGraph, Shapes, Step, extents_of
+from cotenant.graph.rewrite.rows import PROBES, RowGraph, RowOperator, Shapes, extents_of
 
 
 def row_graph_of(
@@ -50,7 +50,7 @@ def row_graph_of(
         view = NodeView(node, extents, {name: first[name] for name in node.input if name in same}, opset)
         rule = rule_of(view)
         steps.append(
-            Step(
+            RowOperator(
                 op.name,
                 op.op_type,
                 tuple(node.input),

@@ -69,7 +69,7 @@ Rule = Axes | Mixes | Reshapes | Measures
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RowOperator:
     """An operator as rows see it. `inputs` by place, "" where one is left out; `sizes` are the places of those that say
     a shape alone."""
 
@@ -90,7 +90,7 @@ class RowGraph:
     """
 
     dfg: Dfg
-    steps: tuple[Step, ...]
+    steps: tuple[RowOperator, ...]
     extents: Mapping[str, Extents]
     counts: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
@@ -177,7 +177,7 @@ class RowGraph:
             return "has several rows for every row"
         return f"has its rows along axis {', '.join(map(str, grown))}, expected axis 0 alone"
 
-    def _apply(self, step: Step, state: dict[str, int]) -> None:
+    def _apply(self, step: RowOperator, state: dict[str, int]) -> None:
         """Find where the rows of a step's outputs lie. Raises MixedRowsError with the rest of a sentence."""
         rule = step.rule
         if isinstance(rule, Mixes):
@@ -195,7 +195,7 @@ class RowGraph:
             rows = {place: at for place, at in enumerate(given) if at >= 0 and place not in step.sizes}
             state[name] = self._row_axis(step, output, rows) if rows else self._without_rows(step, name)
 
-    def _without_rows(self, step: Step, name: str) -> int:
+    def _without_rows(self, step: RowOperator, name: str) -> int:
         """An output that no rows go into."""
         grown = self._grown(name)
         if not grown:
@@ -216,7 +216,7 @@ class RowGraph:
         at = axis - rank + len(extents) if extents is not None else -1
         return None if extents is None else extents[at] if at >= 0 else ONE
 
-    def _row_axis(self, step: Step, output: int, rows: Mapping[int, int]) -> int:
+    def _row_axis(self, step: RowOperator, output: int, rows: Mapping[int, int]) -> int:
         name = step.outputs[output]
         if isinstance(step.rule, Reshapes):
             axis = self._reshaped(step.inputs[0], rows.get(0, _FIXED), name)

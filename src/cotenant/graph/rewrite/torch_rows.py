@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from cotenant.graph.dfg import Dfg
-from cotenant.graph.rewrite.rows import PROBES, Extents, RowGraph, Shapes, Step, extents_of
+from cotenant.graph.rewrite.rows import PROBES, Extents, RowGraph, RowOperator, Shapes, extents_of
 from cotenant.graph.rewrite.torch_rules import AtenView, aten_rule_of
 from cotenant.graph.torch import TorchGraph
 from cotenant.graph.torch_lower import aten_name, is_tensor
@@ -43,7 +43,9 @@ def row_graph_of_program(graph: TorchGraph, dfg: Dfg, shapes: Shapes) -> RowGrap
         node = by_name[op.name]
         view = AtenView(node, graph, probes)
         rule, read = aten_rule_of(view)
-        steps.append(Step(op.name, aten_name(node), tuple(_name(graph, each) for each in read), op.outputs, rule))
+        steps.append(
+            RowOperator(op.name, aten_name(node), tuple(_name(graph, each) for each in read), op.outputs, rule)
+        )
     problem = "" if any(is_open.values()) else "the first dimension of every input is fixed"
     return RowGraph(dfg, tuple(steps), extents, problem=problem)
 

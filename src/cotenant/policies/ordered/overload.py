@@ -14,7 +14,7 @@ from cotenant.core.snapshot import BatchView, QueueView, Snapshot
 from cotenant.policies.desk import Key
 
 
-class Job(NamedTuple):
+class WeightedJob(NamedTuple):
     """Work that waits: its place in the policy's order, what it needs of one partition, and whose it is."""
 
     key: Key
@@ -24,14 +24,14 @@ class Job(NamedTuple):
     queries: tuple[int, ...]
 
 
-def outweighed(jobs: list[Job], lanes: int, now_ns: int, busy_ns: int) -> frozenset[int]:
+def outweighed(jobs: list[WeightedJob], lanes: int, now_ns: int, busy_ns: int) -> frozenset[int]:
     """Queries that have to stand back so that those of larger weight can be in time.
 
     `busy_ns` is the predicted time for which the `lanes` partitions together are taken already. Jobs are spread over
     them as if they were one that is `lanes` times as fast, except that each job ends at single speed.
     """
     begin_ns = now_ns + busy_ns / lanes
-    kept: list[tuple[float, Key, Job]] = []
+    kept: list[tuple[float, Key, WeightedJob]] = []
     out: set[int] = set()
     for job in sorted(jobs):
         heappush(kept, (job.weight / job.work_ns, job.key, job))
@@ -53,7 +53,7 @@ def differ_in_weight(snapshot: Snapshot) -> bool:
     return len(weights) > 1
 
 
-def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], cores: int) -> list[Job]:
+def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], cores: int) -> list[WeightedJob]:
     """Waiting queries, and the paused batches of the desk, as jobs; without those that cannot be in time anyway."""
     predictor = snapshot.predictor
     jobs = [job for queue in snapshot.queues.values() for job in _queued(snapshot, queue, cores)]
@@ -62,7 +62,7 @@ def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], c
         work = predictor.latency_ns(tenant.work(batch.shape, batch.items, batch.next_unit), cores)
         numbers = tuple([query.id for query in batch.queries])
         deadline = min([query.deadline_ns for query in batch.queries])
-        jobs.append(Job(key, work, deadline, tenant.weight * len(numbers), numbers))
+        jobs.append(WeightedJob(key, work, deadline, tenant.weight * len(numbers), numbers))
     return [job for job in jobs if snapshot.now_ns + job.work_ns <= job.deadline_ns]
 
 
@@ -72,10 +72,10 @@ def busy_ns(snapshot: Snapshot) -> int:
     return sum([max(0, run.started_ns + run.launch.predicted_ns - now) for run in snapshot.running.values()])
 
 
-def _queued(snapshot: Snapshot, queue: QueueView, cores: int) -> list[Job]:
+def _queued(snapshot: Snapshot, queue: QueueView, cores: int) -> list[WeightedJob]:
     tenant, latency_ns = queue.tenant, snapshot.predictor.latency_ns
     return [
-        Job(
+        WeightedJob(
             key,
             latency_ns(tenant.work(query.shape, query.items), cores),
             query.deadline_ns,

@@ -101,7 +101,7 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequential:
+class SequentialMembers:
     """One member after another."""
 
     name: str = "sequential"

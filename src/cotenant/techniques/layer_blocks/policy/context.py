@@ -10,7 +10,14 @@ from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
 from cotenant.policies.desk import Desk
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, BlockStart, Change, Job, JobDrop, RunningBlock
+from cotenant.techniques.layer_blocks.policy.jobs import (
+    BlockJob,
+    BlockSnapshot,
+    BlockStart,
+    Change,
+    JobDrop,
+    RunningBlock,
+)
 from cotenant.techniques.layer_blocks.policy.tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
@@ -83,7 +90,7 @@ class DecisionContext:
             since + launch.headroom_ns + launch.predicted_ns,
         )
 
-    def _paused_job(self, batch: BatchView) -> Job:
+    def _paused_job(self, batch: BatchView) -> BlockJob:
         tenant, queries, held = batch.tenant, batch.queries, batch.share
         model = self._tables.model_of(tenant, batch.shape, batch.items)
         first, unit = queries[0], model.unit_at[batch.next_unit]
@@ -91,9 +98,9 @@ class DecisionContext:
         deadline = first.deadline_ns
         if len(queries) > 1:
             deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
-        return Job(first.id, model, True, first.arrival_ns, deadline, tenant.rank, unit, own, batch)
+        return BlockJob(first.id, model, True, first.arrival_ns, deadline, tenant.rank, unit, own, batch)
 
-    def _waiting_job(self, tenant: Tenant, queries: tuple[Query, ...]) -> Job:
+    def _waiting_job(self, tenant: Tenant, queries: tuple[Query, ...]) -> BlockJob:
         """The job of queries that may begin as one batch."""
         first = queries[0]
         items, deadline = first.items, first.deadline_ns
@@ -102,7 +109,7 @@ class DecisionContext:
         model = self._tables.model_of(tenant, first.shape, items)
         if len(queries) > 1:
             deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
-        return Job(first.id, model, False, first.arrival_ns, deadline, tenant.rank, queries=queries)
+        return BlockJob(first.id, model, False, first.arrival_ns, deadline, tenant.rank, queries=queries)
 
     def decision(self, changes: Iterable[Change]) -> Decision:
         """The decision that makes these changes."""
@@ -169,7 +176,7 @@ class DecisionContext:
         met = [deadline for deadline in deadlines if deadline >= soonest]
         return min(met) if met else max(deadlines)
 
-    def _add_first(self, queue: QueueView, drops: bool, ready: list[Job]) -> None:
+    def _add_first(self, queue: QueueView, drops: bool, ready: list[BlockJob]) -> None:
         """Add a job for each of the first queries of a queue. A job is the same object while its query waits."""
         tenant, known, left = queue.tenant, self._tables.jobs, _MOST_WAITING
         looks = drops and len(queue.queries) > left

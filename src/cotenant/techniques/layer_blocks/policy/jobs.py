@@ -14,7 +14,7 @@ SOON = 0.1
 """Part of its duration below which the rest of a block no longer counts in the pressure (VELTAIR, section 4.3)."""
 
 
-class Job(Struct, frozen=True, gc=False):
+class BlockJob(Struct, frozen=True, gc=False):
     """A batch that does not run: it waits, or it is paused between two of its blocks.
 
     `first` is the number of its first query, by which jobs are ordered. `unit` is the next unit to run. `cores` are
@@ -75,7 +75,7 @@ class BlockStart(Struct, frozen=True, gc=False):
     `wanted` is the planned number of lanes if fewer are free, else 0. `takes_ns` is predicted at `pressure_pct`.
     """
 
-    job: Job
+    job: BlockJob
     end: int
     version: int
     cores: int
@@ -95,7 +95,7 @@ class BlockGrowth(Struct, frozen=True, gc=False):
 class JobDrop(Struct, frozen=True, gc=False):
     """Shed a job that needs `needed_ns`."""
 
-    job: Job
+    job: BlockJob
     needed_ns: int
 
 
@@ -116,7 +116,7 @@ class BlockSnapshot:
     bandwidth: float
     beside: float
     drops: bool
-    ready: list[Job]
+    ready: list[BlockJob]
     running: list[RunningBlock]
 
     def drawn(self) -> float:

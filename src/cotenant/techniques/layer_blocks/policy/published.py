@@ -15,10 +15,10 @@ from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 from cotenant.techniques.layer_blocks.policy.jobs import (
     BlockGrowth,
+    BlockJob,
     BlockSnapshot,
     BlockStart,
     Change,
-    Job,
     RunningBlock,
     percent,
 )
@@ -85,7 +85,7 @@ class BlockRules(Struct, frozen=True, gc=False):
         return changes
 
     def next_block(
-        self, blocks: BlockSnapshot, job: Job, pressure: float, begun: Sequence[BlockModel]
+        self, blocks: BlockSnapshot, job: BlockJob, pressure: float, begun: Sequence[BlockModel]
     ) -> tuple[int, int, int, int]:
         """FormingLBs of Algorithm 2, the next block of a job: (end, version, level, wanted lanes).
 
@@ -111,7 +111,7 @@ class BlockRules(Struct, frozen=True, gc=False):
         wanted = model.least_cores(version, level, start, end, rate * (alone[start] - alone[end]), most)
         return end, version, level, wanted
 
-    def rate_of(self, job: Job, now_ns: int) -> float:
+    def rate_of(self, job: BlockJob, now_ns: int) -> float:
         """The budget of a job's units, per ns that they take alone on all lanes.
 
         Static: the target's part of the SLO, spread over the whole model. With `replans`: the same part of the time
@@ -122,7 +122,7 @@ class BlockRules(Struct, frozen=True, gc=False):
             rest, left = job.model.rest_ns[0], job.deadline_ns - job.arrival_ns
         return self.target * left / (rest if rest > 0 else 1)
 
-    def _ordered(self, jobs: list[Job]) -> list[Job]:
+    def _ordered(self, jobs: list[BlockJob]) -> list[BlockJob]:
         """The order in which jobs get lanes: those that have begun, then by priority, then by slack or arrival."""
         if len(jobs) < 2:
             return jobs

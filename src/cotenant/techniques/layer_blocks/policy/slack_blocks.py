@@ -13,7 +13,7 @@ from cotenant.core.snapshot import Snapshot
 from cotenant.policies.desk import Key, Stretch
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import FEW_LANES, BlockPolicy, Target
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, BlockStart, Change, Job, JobDrop, percent
+from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, BlockSnapshot, BlockStart, Change, JobDrop, percent
 from cotenant.types import Query, Tenant
 
 FEW_PATIENCE, MANY_PATIENCE = 1.0, 5.0
@@ -150,7 +150,7 @@ class SlackBlocks(BlockPolicy):
         own, work = model.preferred[level], model.plans[level][0].work_ns
         return price > own and work[price] > work[own]
 
-    def _ordered(self, jobs: list[Job], now_ns: int) -> list[Job]:
+    def _ordered(self, jobs: list[BlockJob], now_ns: int) -> list[BlockJob]:
         """The order in which jobs get lanes: by priority, then jobs that have begun and must go on, then by deadline.
 
         A job that has begun must go on if at most `patience` times its least time, alone on all lanes, is left to its
@@ -161,7 +161,7 @@ class SlackBlocks(BlockPolicy):
             return jobs
         patience = self.used_patience
 
-        def key(job: Job) -> tuple[int, bool, int]:
+        def key(job: BlockJob) -> tuple[int, bool, int]:
             left = job.deadline_ns - now_ns
             presses = job.has_begun and left <= patience * job.model.rest_ns[job.unit]
             return job.rank, not presses, job.deadline_ns

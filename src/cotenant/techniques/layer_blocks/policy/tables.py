@@ -9,7 +9,7 @@ from cotenant.core.predictor import BlockPredictor, Predictor, Spans
 from cotenant.core.snapshot import Running
 from cotenant.errors import CotenantError
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import Job, RunningBlock
+from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, RunningBlock
 from cotenant.techniques.layer_blocks.policy.price_plans import choices_of
 from cotenant.types import Tenant
 from cotenant.work import Share
@@ -100,7 +100,7 @@ class ModelTables:
         self._known: dict[tuple[str, int, int], BlockModel] = {}
         self.blocks: dict[int, tuple[Running, RunningBlock]] = {}
         """Blocks under way by the numbers of their launches."""
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, BlockJob] = {}
         """Jobs of single waiting queries by the numbers of these."""
 
     def use(self, predictor: Predictor) -> None:

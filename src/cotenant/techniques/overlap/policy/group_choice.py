@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Snapshot, Start
-from cotenant.techniques.overlap.policy.group_jobs import Job
+from cotenant.techniques.overlap.policy.group_jobs import GroupJob
 from cotenant.work import Share
 
 
@@ -15,7 +15,7 @@ class Choice(NamedTuple):
     Start."""
 
     group: Group
-    jobs: tuple[Job, ...]
+    jobs: tuple[GroupJob, ...]
     split: tuple[Share, ...]
     latency_ns: int
     latest_ns: int

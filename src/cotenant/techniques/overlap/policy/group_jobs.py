@@ -17,10 +17,10 @@ _OTHERS = 2
 """Queries of other sizes than the head that may join a group in its place."""
 
 
-_new = tuple.__new__  # what Job(...) does, in half the time
+_new = tuple.__new__  # what GroupJob(...) does, in half the time
 
 
-class Job(NamedTuple):
+class GroupJob(NamedTuple):
     """A launch that could be a member of a group: units [start, end) of a batch of queries that wait, or of batch
     `batch` if it has begun (then `queries` is empty).
 
@@ -144,7 +144,7 @@ def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predicto
 
 def jobs_of(
     candidate: Candidate, leads: bool, begin_ns: int, sizes: tuple[int, int], predictor: GroupPredictor
-) -> tuple[Job, ...]:
+) -> tuple[GroupJob, ...]:
     """The ways in which a candidate can join, whole: the largest batch, and the first query alone if it leads a group.
 
     If it does not, there are queries of other sizes besides, which may suit the leader better. `sizes` are those of the
@@ -165,7 +165,7 @@ def jobs_of(
         worth += each
     worth *= remaining / max(whole, 1)
     headroom = candidate.headroom_ns
-    job = Job(
+    job = GroupJob(
         first=candidate.first,
         tenant=tenant,
         queries=(),
@@ -184,7 +184,7 @@ def jobs_of(
 
 def _queued(
     candidate: Candidate, leads: bool, begin_ns: int, sizes: tuple[int, int], predictor: GroupPredictor
-) -> tuple[Job, ...]:
+) -> tuple[GroupJob, ...]:
     """The largest batch is one that is better than running its queries in turn."""
     _, headroom, first, name, queue, at, _, alone = candidate
     tenant, waiting = queue.tenant, queue.queries
@@ -207,13 +207,13 @@ def _queued(
     queries, rows, units = (head, *behind[: count - 1]), count * items, tenant.cuts[-1]
     latency = merged[count - 1]
     made = (first, tenant, queries, None, rows, shape, 0, units, latency, count * worth, deadline, next_start)
-    whole = _new(Job, made)
+    whole = _new(GroupJob, made)
     return (whole, _single(first, tenant, head, alone, worth, begin_ns, second_start)) if leads else (whole,)
 
 
 def _mixed(
     candidate: Candidate, leads: bool, worth: float, begin_ns: int, sizes: tuple[int, int], predictor: Predictor
-) -> tuple[Job, ...]:
+) -> tuple[GroupJob, ...]:
     """As `_queued`, for queries of several sizes, keys or ranks, or some that nothing can help any more.
 
     Behind a head that is overdue those that are, too, join like others; they have no deadline left to miss.
@@ -260,11 +260,11 @@ def _mixed(
                     whole_worth += worth if is_alike else _worth(query, tenant, alone, sizes, predictor)
                     continue
             is_growing, next_start = False, start
-    jobs: list[Job] = []
+    jobs: list[GroupJob] = []
     if len(chosen) > 1:
         queries = tuple(chosen)
         whole = (number, tenant, queries, None, items, shape, 0, units, latency, whole_worth, deadline, next_start)
-        jobs.append(_new(Job, whole))
+        jobs.append(_new(GroupJob, whole))
     if leads or not jobs:
         jobs.append(_single(number, tenant, head, first, worth, begin_ns, second_start))
     if not leads:
@@ -277,11 +277,13 @@ def _mixed(
     return tuple(jobs)
 
 
-def _single(first: int, tenant: Tenant, query: Query, alone: int, worth: float, begin_ns: int, next_start: int) -> Job:
+def _single(
+    first: int, tenant: Tenant, query: Query, alone: int, worth: float, begin_ns: int, next_start: int
+) -> GroupJob:
     rows, units, deadline = query.items, tenant.cuts[-1], query.deadline_ns
     latest = deadline if begin_ns + alone <= deadline else NEVER_NS
     made = (first, tenant, (query,), None, rows, query.shape, 0, units, alone, worth, latest, next_start)
-    return _new(Job, made)
+    return _new(GroupJob, made)
 
 
 def _is_new_kind(query: Query, others: list[tuple[Query, int]]) -> bool:

@@ -16,7 +16,7 @@ from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.policies.desk import NEVER_NS
 from cotenant.techniques.overlap.policy.group_choice import Choice
 from cotenant.techniques.overlap.policy.group_cuts import coarse, spread
-from cotenant.techniques.overlap.policy.group_jobs import Candidate, Job, jobs_of, next_of
+from cotenant.techniques.overlap.policy.group_jobs import Candidate, GroupJob, jobs_of, next_of
 from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.work import Share, Work
 
@@ -30,7 +30,7 @@ _group_of, _headroom_of = itemgetter(0), itemgetter(1)
 _new = tuple.__new__  # what Member(...) does, in half the time
 
 
-_Trial = tuple[Group, tuple[Job, ...], tuple[Share, ...], float, int, int, int]
+_Trial = tuple[Group, tuple[GroupJob, ...], tuple[Share, ...], float, int, int, int]
 """A group that is being tried: as the predictor sees it, its jobs, their shares of the device, what it gets done, when
 it has to end so that what remains of its jobs can be in time, and so that those behind its members can be, and the
 least headroom of the candidates that it leaves out. A plain tuple: most are looked at once and forgotten."""
@@ -102,12 +102,12 @@ class _Search:
         self._short_ns = short_ns
         self._repeat = repeat
         self._unmeasured = predictor.unmeasured(len(self._splits))
-        self._tried: dict[int, tuple[Candidate, tuple[Job, ...]]] = {}
+        self._tried: dict[int, tuple[Candidate, tuple[GroupJob, ...]]] = {}
         self._pressing = candidates
         if candidates[0].rank != candidates[-1].rank:  # else they stand in this order already
             self._pressing = sorted(candidates, key=_headroom_of)
 
-    def jobs(self, candidate: Candidate) -> tuple[Job, ...]:
+    def jobs(self, candidate: Candidate) -> tuple[GroupJob, ...]:
         """The ways in which a candidate can join, whole; made when first asked for."""
         tried = self._tried.get(candidate.first)
         if tried is None:
@@ -245,7 +245,7 @@ class _Search:
                 made = _with_cut(made, at, cut)
         return [] if made is trial else [made]
 
-    def _trim(self, job: Job, cores: int) -> Job | None:
+    def _trim(self, job: GroupJob, cores: int) -> GroupJob | None:
         """The job up to the last cut that it reaches within the time of a short group, the first one at least.
 
         None when it is short enough, or cannot be cut.
@@ -263,7 +263,7 @@ class _Search:
                 high = middle
         return self._cut_at(job, cuts[low])
 
-    def _cut_at(self, job: Job, end: int) -> Job | None:
+    def _cut_at(self, job: GroupJob, end: int) -> GroupJob | None:
         """The job up to unit `end` only; None when it would get nothing done, or is cut already."""
         first, tenant, queries, batch, items, shape, start, units, remaining, worth, latest, next_start = job
         if units != tenant.cuts[-1]:
@@ -274,7 +274,7 @@ class _Search:
             return None
         latest -= after
         return _new(
-            Job, (first, tenant, queries, batch, items, shape, start, end, remaining, worth, latest, next_start)
+            GroupJob, (first, tenant, queries, batch, items, shape, start, end, remaining, worth, latest, next_start)
         )
 
     def predict(self, trials: Sequence[_Trial]) -> Sequence[int]:
@@ -348,7 +348,7 @@ def _resized(group: Group, split: tuple[Share, ...]) -> Group:
     return tuple([_new(Member, (work, share.size)) for (work, _), share in zip(group, split, strict=False)])
 
 
-def _with_cut(trial: _Trial, at: int, cut: Job) -> _Trial:
+def _with_cut(trial: _Trial, at: int, cut: GroupJob) -> _Trial:
     """The trial with the job at one place cut: that has to end earlier then, since it is not done at its end."""
     group, jobs, split, worth, latest, next_start, left_ns = trial
     work, size = group[at]
@@ -365,6 +365,6 @@ def _with_cut(trial: _Trial, at: int, cut: Job) -> _Trial:
     )
 
 
-def _share_queries(jobs: tuple[Job, ...], job: Job) -> bool:
+def _share_queries(jobs: tuple[GroupJob, ...], job: GroupJob) -> bool:
     taken = {query.id for each in jobs for query in each.queries}
     return not taken.isdisjoint([query.id for query in job.queries])

@@ -29,7 +29,7 @@ STEPS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class GrowthLimit:
     """All rates together may grow to `factor` times; at `until` times there is no plan: who breaks, and why.
 
     `until` and `breaks` are None when no limit was found up to MOST_GROWTH.
@@ -72,7 +72,7 @@ class Advisor:
         """The plan for the request as it is."""
         return self._planned(self._request, running)
 
-    def growth(self) -> Growth:
+    def growth(self) -> GrowthLimit:
         """How far all rates may grow together, for a request that has a plan."""
         low, high = 1.0, 2.0
         breaks: Infeasible | None = None
@@ -83,7 +83,7 @@ class Advisor:
                 break
             low, high = high, 2 * high
         if breaks is None:
-            return Growth(low, None, None)
+            return GrowthLimit(low, None, None)
         for _ in range(STEPS):
             middle = (low + high) / 2
             tried = self._planned(_scaled(self._request, middle))
@@ -91,7 +91,7 @@ class Advisor:
                 high, breaks = middle, tried
             else:
                 low = middle
-        return Growth(low, high, breaks)
+        return GrowthLimit(low, high, breaks)
 
     def remedies(self, broken: Infeasible) -> tuple[Remedy, ...]:
         """What would mend a request without a plan, each on its own; empty where nothing that is tried does.
