@@ -20,7 +20,6 @@ from cotenant.serve.server import Server
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
 from cotenant.techniques.partitions.plan.sources import CostBasis, read_profile_costs
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import (
     Costs,
     DevicePlan,
@@ -35,6 +34,7 @@ from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out, open
 from cotenant.techniques.partitions.serve.plan_names import shares_of, stage_tenants
 from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.types import Outcome
+from plan_samples import table_costs
 from repositories import SLO_MS, config, scaled, write_model
 
 MS = 1_000_000
@@ -147,7 +147,7 @@ class Following:
 
     def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
         known = {name: {1: {1: MS, 4: MS}} for name in ("twice", "thrice")}
-        return CostBasis(tuple(devices), TableCosts({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
+        return CostBasis(tuple(devices), table_costs({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None

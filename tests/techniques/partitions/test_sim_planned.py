@@ -14,9 +14,9 @@ from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutI
 from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, Load, PartitionPlan, Plan
 from cotenant.techniques.partitions.world import simulate_plan
 from cotenant.work import Slot
-from plan_samples import GIB, GPU, MS, costs, load
+from plan_samples import GIB, GPU, MS, costs, load, table_costs
 
-FLAT = TableCosts({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
+FLAT = table_costs({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
 """Ten ms whatever the batch and the size."""
 
 
