@@ -87,9 +87,8 @@ def test_costs_of_a_profile_take_the_slowest_shape() -> None:
 def test_only_sizes_of_the_device_limit_batches() -> None:
     model = LatencyModel.of_points({1: {1: 40, 2: 70}, 2: {1: 30, 8: 90}, 4: {1: 20, 16: 95}})
     for sizes, most in (([1, 2, 4], 2), ([2, 4], 8), ([4], 16), ([3], 8), ([9], 16)):
-        assert TableCosts({"cpu": {"m": model}}, {"m": 1}, sizes={"cpu": sizes}).batches("m") == tuple(
-            range(1, most + 1)
-        )
+        costs = TableCosts({"cpu": {"m": model}}, {"m": 1}, sizes={"cpu": sizes})
+        assert costs.batches("m") == tuple(range(1, most + 1))
     assert TableCosts({"cpu": {"m": model}}, {"m": 1}).batches("m") == (1, 2)
 
 
