@@ -25,7 +25,7 @@ CORES = (0, 1)
 
 
 def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float | None = None) -> TablePredictor:
-    """One latency a tenant on any cores; with `batch_slope`, each further row adds that share of it (else all of it)."""
+    """One latency a tenant on any cores; with `batch_slope`, each further row adds that share of it, else all."""
     made = {}
     for name, latency in latencies_ns.items():
         points = [(1, latency)]
