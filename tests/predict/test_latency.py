@@ -123,10 +123,7 @@ def test_an_unmeasured_shape_is_answered_by_the_nearest_number() -> None:
     assert (model.most_rows(1), model.most_rows(2)) == (1, 1)
 
 
-def test_scales_are_rounded_once_and_nothing_takes_no_time() -> None:
-    model = LatencyModel.of_points({1: {1: 10, 3: 11}})
-    assert model.latency_ns(0, 2, 1) == 10  # of 10.5
-    assert model.latency_ns(0, 2, 1, 2.0) == 21
-    assert model.latency_ns(0, 1, 1, 0.001) == 1
+def test_latencies_are_rounded_up_and_tables_have_points() -> None:
+    assert LatencyModel.of_points({1: {1: 10, 3: 11}}).latency_ns(0, 2, 1) == 11  # of 10.5
     with pytest.raises(InvalidValueError, match="at least one measured point"):
         LatencyModel.of_points({1: {}})

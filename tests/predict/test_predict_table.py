@@ -26,7 +26,7 @@ def test_an_answer_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     answer = LatencyModel.latency_ns
 
-    def counted(model: LatencyModel, *point: float) -> int:
+    def counted(model: LatencyModel, *point: int) -> int:
         asked.append(point)
         return answer(model, *point)
 
@@ -34,7 +34,7 @@ def test_an_answer_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = TablePredictor({"a": LatencyTable(rows_of({1: {1: MS}, 4: {1: MS}}), (1.0, 1.0))})
     assert len({predictor.latency_ns(Work("a", 0, 3, 0, 2), 3) for _ in range(5)}) == 1
     assert predictor.latency_ns(Work("a", 0, 3, 0, 1), 3) < predictor.latency_ns(Work("a", 0, 3, 0, 2), 3)
-    assert asked == [(0, 3, 3, 1.0)]
+    assert asked == [(0, 3, 3)]
 
 
 def test_models_are_made_once_of_a_table() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 
@@ -51,9 +52,9 @@ class LatencyModel:
         rows = (LatencyRow(0, items, cores, ns) for cores, of in points.items() for items, ns in of.items())
         return cls(LatencyTable(tuple(rows)))
 
-    def latency_ns(self, shape: int, rows: int, cores: int, scale: float = 1.0) -> int:
-        """Latency of the whole model, times `scale`, at least 1 ns."""
-        return round(self._at(shape, rows, cores) * scale) or 1
+    def latency_ns(self, shape: int, rows: int, cores: int) -> int:
+        """Latency of the whole model, rounded up."""
+        return ceil(self._at(shape, rows, cores))
 
     def slowest_ns(self, rows: int, cores: int) -> int:
         """Latency at the measured shape that takes longest."""

@@ -161,7 +161,7 @@ class TablePredictor:
             version = min(work.version, spans.versions - 1)
             latency = spans.block_ns(start, end, version, 0, min(size, spans.cores)) or 1
         elif start == 0 and end == last:
-            latency = model.latency_ns(shape, items, size, self.scales.get(tenant, 1.0))
+            latency = round(model.latency_ns(shape, items, size) * self.scales.get(tenant, 1.0)) or 1
         else:
             whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)
             latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // PARTS or 1
