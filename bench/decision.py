@@ -82,7 +82,8 @@ def setting(policy: ListPolicy, max_batch: int, crowd: int = 1) -> tuple[list[Te
     for number, latency_ms in enumerate(_LATENCIES_MS * crowd):
         units = _UNITS if number % 2 else 1
         name, latency = f"t{number}", latency_ms * _MS
-        rows = (LatencyRow(0, 1, 2, latency), LatencyRow(0, max_batch + 1, 2, round(latency * (1 + 0.4 * max_batch))))
+        points = ((1, latency), (max_batch + 1, round(latency * (1 + 0.4 * max_batch))))
+        rows = tuple(LatencyRow(0, items, cores, ns) for items, ns in points for cores in (1, 2))
         tables[name] = LatencyTable(rows, (1.0,) * units, 1.1)
         tenants.append(Tenant(name, room_ms * _MS + 20 * latency, cuts=tuple(range(units + 1)), max_batch=max_batch))
     assert policy.drop is DropRule.HOPELESS

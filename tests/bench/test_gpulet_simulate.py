@@ -20,7 +20,7 @@ from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.application import Application, Stage, stage_loads
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.poisson_headroom import poisson_rate, with_poisson_headroom
-from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
 from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     CoRunner,
@@ -35,7 +35,7 @@ from cotenant.techniques.partitions.plan.types import (
     padded,
 )
 from cotenant.work import Slot, Work
-from plan_samples import GIB, GPU, MS, costs, load, some_loads
+from plan_samples import GIB, GPU, MS, costs, load, some_loads, table_costs
 
 COSTS = costs()
 ALONE = WithoutInterference(COSTS)
@@ -141,7 +141,7 @@ def test_hopeless_rows_make_way() -> None:
 
 
 def test_a_batch_is_made_smaller_for_its_first_row() -> None:
-    table = TableCosts({"one": {"m": {1: {1: 10, 4: 40}}}}, {"m": 1})
+    table = table_costs({"one": {"m": {1: {1: 10, 4: 40}}}}, {"m": 1})
     arrivals = {"a": np.array([0, 1, 9, 9], np.int64)}
     found = simulate_plan(plan_of(((Slot("a", 4, 1.0),),)), [Load("a", "m", 1.0, 31)], [ONE], table, arrivals=arrivals)
     # three wait at 10, but all of them together would be too late for the one that came at 1

@@ -14,7 +14,6 @@ from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.partitions.plan.elastic import Elastic
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.techniques.partitions.world import simulate_plan as simulate_by_core
@@ -22,7 +21,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Round, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
 from cotenant.world.simulated import TableWorld
-from plan_samples import GPU, MS, costs, load, some_loads
+from plan_samples import GPU, MS, costs, load, some_loads, table_costs
 from scenario import ONE_LANE, TWO_LANES, play
 
 MODELS = {"a": (4, 2), "b": (1, 5), "c": (6, 1), "d": (2, 2)}
@@ -96,7 +95,7 @@ def test_the_core_does_the_same(
         Plan((DevicePlan("cpu", partitions),)),
         loads,
         [CPU],
-        TableCosts({"cpu": table}, dict.fromkeys(MODELS, 1)),
+        table_costs({"cpu": table}, dict.fromkeys(MODELS, 1)),
         arrivals=arrived,
         is_dropping=is_dropping,
         noise=noise,

@@ -8,8 +8,8 @@ import pytest
 
 from bench.papers.gpulet._tables_csv import ModelFacts, read_assembly, read_latencies, read_models
 from cotenant.errors import CotenantError, PlanError
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.work import Work
+from plan_samples import table_costs
 
 LATENCIES = "model,partition_pct,batch,latency_ms\nm,20,1,1.5\nm,20,2,2.0\nm,100,1,0.5\n"
 
@@ -70,6 +70,6 @@ def test_the_published_tables_can_be_used(papers_data: Path) -> None:
     folder = papers_data / "glet"
     latencies = read_latencies(folder / "latency_reconstructed_2080ti.csv")
     models = read_models(folder / "models.csv")
-    costs = TableCosts({"gpu": latencies}, {model: facts.memory_bytes for model, facts in models.items()})
+    costs = table_costs({"gpu": latencies}, {model: facts.memory_bytes for model, facts in models.items()})
     for model, facts in models.items():
         assert costs.latency_ns(Work(model, 0, 32), 100, "gpu") == pytest.approx(facts.slo_ns / 2, rel=1e-3)

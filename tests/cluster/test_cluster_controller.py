@@ -25,14 +25,14 @@ from cotenant.cluster.types import (
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.follow import FollowSettings
 from cotenant.techniques.partitions.plan.scaling import ScalingSettings
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.tracking import TrackingSettings
 from cotenant.techniques.partitions.plan.types import DeviceType, Load
+from plan_samples import table_costs
 
 MS = 1_000_000
 S = 1_000_000_000
 CORE = DeviceType("core", ((1,),), 1 << 40)
-COSTS = TableCosts({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
+COSTS = table_costs({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
 LOADS = tuple(Load(name, name, rate, 200 * MS) for name, rate in (("a", 80.0), ("b", 70.0)))
 SETTINGS = ControllerSettings(
     drain_s=5.0,

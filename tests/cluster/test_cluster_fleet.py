@@ -16,7 +16,7 @@ from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, RoutingTable
 from cotenant.techniques.partitions.plan.elastic import Elastic
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from plan_samples import table_costs
 
 TABLE = RoutingTable(3, (), {})
 
@@ -216,7 +216,7 @@ def test_the_repository_s_settings_reach_the_gateway_and_the_controller(
     for name in ("RaySession", "RayFleet", "RayGateway"):
         monkeypatch.setattr(ray_fleet, name, Seen)
     monkeypatch.setattr(controller, "Controller", Seen)
-    work = ClusterSpec((), {}, {}, TableCosts({}, {}), Elastic())
+    work = ClusterSpec((), {}, {}, table_costs({}, {}), Elastic())
     ClusterHead(work, tmp_path, HeadSettings(), ControllerSettings()).close()
     assert seen["max_body_bytes"] == limit_mib * (1 << 20)
     assert seen["last"].stop_s > drain_s + STOP_MARGIN_S

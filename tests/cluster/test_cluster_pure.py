@@ -27,18 +27,18 @@ from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.follow import FollowSettings, PlanFollower, Reason
 from cotenant.techniques.partitions.plan.scaling import ScalingSettings
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.tracking import TrackingSettings
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.wire.oip import MESSAGES
 from cotenant.wire.skim import WireError, length_field, string_field
+from plan_samples import table_costs
 from repositories import write_good
 
 MS = 1_000_000
 CORE = DeviceType("core", ((1,),), 1 << 40)
 KINDS = {"core": CORE}
 NODES = tuple(Node(f"node-{number}", "core") for number in range(3))
-COSTS = TableCosts({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
+COSTS = table_costs({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
 """10 ms a row, never batched: a core serves 100 rows a second."""
 PLANNER = Elastic()
 FOLLOW = FollowSettings(TrackingSettings(headroom=0.0, patience=2), ScalingSettings(margin=0.0))

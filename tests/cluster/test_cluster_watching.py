@@ -18,8 +18,8 @@ from cotenant.cluster.heartbeats import GATEWAY, RAY_HEAD
 from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeReport, RoutingTable
 from cotenant.techniques.partitions.plan.elastic import Elastic
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import DeviceType, Load
+from plan_samples import table_costs
 
 MS = 1_000_000
 INTERVAL_NS = 500 * MS
@@ -137,7 +137,7 @@ class Watching(RuleBasedStateMachine):
         self.world = world = Simulated()
         self.sentences: list[str] = []
         load = Load("a", "a", 1.0, 200 * MS)
-        costs = TableCosts({"core": {"a": {1: {1: MS}}}}, {"a": 0})
+        costs = table_costs({"core": {"a": {1: {1: MS}}}}, {"a": 0})
         work = ClusterSpec((load,), {"core": DeviceType("core", ((1,),), 1 << 40)}, {"a": "a"}, costs, Elastic())
         control = ControllerSettings(detector=DETECTOR)
         self.controller = Controller(

@@ -391,4 +391,4 @@ def test_no_golden_file_is_without_its_test() -> None:
     traces = [f"{run}.jsonl" for run in [*RUNS, *CHANGES]]
     kept = [path.name for path in GOLDEN.iterdir() if path.suffix != ".py" and path.name[0] != "_"]
     others = [name for name in kept if not name.startswith("many-core-")]  # those have a module of their own
-    assert sorted(others) == sorted([*traces, "placement.txt", "plans", "policies.txt"])
+    assert sorted(others) == sorted([*traces, "latencies.txt", "placement.txt", "plans", "policies.txt"])

@@ -1,22 +1,20 @@
-"""What a table says of what was not measured: between points, beyond them, and on other numbers of cores."""
+"""What tables say of parts of models, of versions of their units, and after a correction."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.predict import table as table_module
-from cotenant.predict.table import TablePredictor, interpolate
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.predict.latency import LatencyModel
+from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.work import Work
 
 MS = 1_000_000
-points = st.dictionaries(st.integers(1, 64), st.integers(1_000, 100 * MS), min_size=1, max_size=6)
 
 
 def rows_of(measured: dict[int, dict[int, int]]) -> tuple[LatencyRow, ...]:
@@ -24,86 +22,31 @@ def rows_of(measured: dict[int, dict[int, int]]) -> tuple[LatencyRow, ...]:
     return tuple(LatencyRow(0, items, cores, ns) for cores, of in measured.items() for items, ns in of.items())
 
 
-def at(measured: dict[int, dict[int, int]], items: int, cores: int = 1) -> float:
-    return interpolate(rows_of(measured), 0, items, cores)
-
-
-@given(points)
-def test_what_was_measured_is_answered_as_it_is_and_the_rest_between(measured: dict[int, int]) -> None:
-    for items, ns in measured.items():
-        assert at({1: measured}, items) == ns
-    for items in range(min(measured), max(measured)):
-        low = max(size for size in measured if size <= items)
-        high = min(size for size in measured if size >= items)
-        assert min(measured[low], measured[high]) <= at({1: measured}, items) + 1e-6
-        assert at({1: measured}, items) <= max(measured[low], measured[high]) + 1e-6
-
-
-@given(points)
-def test_below_the_smallest_batch_no_row_is_cheaper_than_in_it(measured: dict[int, int]) -> None:
-    least = min(measured)
-    before = 0.0
-    for items in range(1, least + 1):
-        ns = at({1: measured}, items)
-        assert measured[least] * items / least <= ns * (1 + 1e-9)
-        assert before <= ns <= measured[least]
-        before = ns
-
-
-@given(points)
-def test_beyond_the_largest_batch_every_row_costs_something(measured: dict[int, int]) -> None:
-    """Also where the last points are level or fall, as measured medians do."""
-    largest = max(measured)
-    told = [at({1: measured}, items) for items in range(largest, largest + 20)]
-    steps = [b - a for a, b in pairwise(told)]
-    assert min(steps) > 0
-    assert max(steps) == pytest.approx(min(steps), rel=1e-3)
-    if len(measured) > 1:
-        below = sorted(measured)[-2]
-        assert steps[0] >= (measured[largest] - measured[below]) / (largest - below) * (1 - 1e-6)
-
-
-def test_by_hand() -> None:
-    rising = {4: 8 * MS, 8: 12 * MS}
-    assert at({1: rising}, 2) == 6 * MS  # a fixed part, and the same for each row
-    assert at({1: rising}, 1024) == 12 * MS + 1016 * MS
-    steep = {4: 10 * MS, 8: 30 * MS}
-    assert at({1: steep}, 1) == 2.5 * MS  # the line would be below nothing
-    level = {1: 9 * MS, 4: 12 * MS, 8: 12 * MS}
-    assert at({1: level}, 16) == pytest.approx(12 * MS + 8 * 3 * MS / 7)
-    falling = {4: 12 * MS, 8: 8 * MS}
-    assert at({1: falling}, 1024) == 1024 * MS
-    assert at({1: falling}, 1) == 12 * MS
-    assert at({1: {4: 8 * MS}}, 2) == 4 * MS
-
-
-@given(st.dictionaries(st.integers(1, 16), points, min_size=1, max_size=4), st.integers(1, 80))
-def test_other_core_counts_lie_between_those_that_were_measured(measured: dict[int, dict[int, int]], rows: int) -> None:
-    for cores in range(1, 20):
-        fewer = max((known for known in measured if known <= cores), default=min(measured))
-        more = min((known for known in measured if known >= cores), default=max(measured))
-        ends = sorted((at(measured, rows, fewer), at(measured, rows, more)))
-        assert ends[0] * (1 - 1e-9) <= at(measured, rows, cores) <= ends[1] * (1 + 1e-9)
-
-
-def test_five_cores_of_eight_are_not_believed_to_be_eight() -> None:
-    measured = {1: {1: 80 * MS}, 8: {1: 10 * MS}}
-    assert at(measured, 1, 5) == 40 * MS
-    assert [at(measured, 1, cores) for cores in (1, 8, 9)] == [80 * MS, 10 * MS, 10 * MS]
-
-
 def test_an_answer_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    answer = LatencyModel.latency_ns
 
-    def counted(rows: tuple[LatencyRow, ...], *point: int) -> float:
+    def counted(model: LatencyModel, *point: int) -> int:
         asked.append(point)
-        return interpolate(rows, *point)
+        return answer(model, *point)
 
-    monkeypatch.setattr(table_module, "interpolate", counted)
+    monkeypatch.setattr(LatencyModel, "latency_ns", counted)
     predictor = TablePredictor({"a": LatencyTable(rows_of({1: {1: MS}, 4: {1: MS}}), (1.0, 1.0))})
     assert len({predictor.latency_ns(Work("a", 0, 3, 0, 2), 3) for _ in range(5)}) == 1
     assert predictor.latency_ns(Work("a", 0, 3, 0, 1), 3) < predictor.latency_ns(Work("a", 0, 3, 0, 2), 3)
     assert asked == [(0, 3, 3)]
+
+
+def test_models_are_made_once_of_a_table() -> None:
+    one, two = (LatencyTable(rows_of({1: {1: ns}}), (1.0,)) for ns in (MS, 2 * MS))
+    predictor = TablePredictor({"a": one, "b": two})
+    slower = predictor.scaled({"a": 3.0})
+    assert slower.models == predictor.models
+    assert slower.latency_ns(Work("a", 0, 1), 1) == 3 * MS
+    grouped = GroupedPredictor({"a": one, "b": one}, models=slower.models)
+    again = grouped.with_beliefs({"a": two, "b": one}, {}, 1.0)
+    assert again.models["b"] is grouped.models["b"]
+    assert again.latency_ns(Work("a", 0, 1), 1) == 2 * MS
 
 
 def versions(*units: tuple[Implementation, ...]) -> VersionTable:

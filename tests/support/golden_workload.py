@@ -49,13 +49,20 @@ TENANTS = (
 )
 TABLES = {
     "detect": LatencyTable(
-        (LatencyRow(0, 1, 1, 62 * MS), LatencyRow(0, 1, 2, 40 * MS), LatencyRow(1, 1, 2, 55 * MS)),
+        (
+            *(LatencyRow(0, 1, 1, 62 * MS), LatencyRow(0, 1, 2, 40 * MS)),
+            *(LatencyRow(1, 1, 1, 55 * MS), LatencyRow(1, 1, 2, 55 * MS)),
+        ),
         (4.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 3.0, 1.0, 0.5),
         1.1,
     ),
     "embed": LatencyTable((LatencyRow(0, 1, 2, 6 * MS), LatencyRow(0, 8, 2, 20 * MS), LatencyRow(0, 1, 1, 9 * MS))),
-    "spot": LatencyTable((LatencyRow(0, 1, 2, 1 * MS),)),
-    "tag": LatencyTable((LatencyRow(0, 1, 2, 10 * MS), LatencyRow(0, 4, 2, 22 * MS)), (1.0, 2.0), 1.05),
+    "spot": LatencyTable((LatencyRow(0, 1, 1, 1 * MS), LatencyRow(0, 1, 2, 1 * MS))),
+    "tag": LatencyTable(
+        tuple(LatencyRow(0, items, cores, ms * MS) for items, ms in ((1, 10), (4, 22)) for cores in (1, 2)),
+        (1.0, 2.0),
+        1.05,
+    ),
 }
 MIX = {"detect": (0.2, 44 * MS), "embed": (0.4, 6 * MS), "spot": (0.25, 1 * MS), "tag": (0.15, 10 * MS)}
 """Share of the queries and latency of each tenant."""

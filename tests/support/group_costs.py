@@ -8,6 +8,7 @@ from math import ceil
 from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import CoRunner
 from cotenant.techniques.partitions.predict.factors import Interference
+from plan_samples import table_costs
 
 MS = 1_000_000
 
@@ -56,4 +57,4 @@ def grouped_costs(
         for model, points in alone.items()
     }
     between = {device: interference} if interference else None
-    return TableCosts({device: tables}, dict.fromkeys(alone, 1), between, {device: GroupGains(size, alone, gains)})
+    return table_costs({device: tables}, dict.fromkeys(alone, 1), between, {device: GroupGains(size, alone, gains)})

@@ -55,7 +55,9 @@ MODELS = {
     "quick": LatencyTable((LatencyRow(0, 1, 1, 9), LatencyRow(0, 4, 1, 20), LatencyRow(0, 1, 2, 6)), (1.0,)),
     "long": LatencyTable((LatencyRow(0, 1, 1, 120), LatencyRow(0, 1, 2, 70)), (1.0, 2.0, 1.0, 1.0, 0.5, 3.0, 1.0), 1.1),
     "wide": LatencyTable(
-        (LatencyRow(0, 1, 2, 15), LatencyRow(0, 4, 2, 25), LatencyRow(1, 1, 2, 30)), (1.0, 1.0, 2.0), 1.05
+        tuple(LatencyRow(*point, cores, ns) for *point, ns in ((0, 1, 15), (0, 4, 25), (1, 1, 30)) for cores in (1, 2)),
+        (1.0, 1.0, 2.0),
+        1.05,
     ),
 }
 

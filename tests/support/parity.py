@@ -32,8 +32,8 @@ TENANTS = (
 )
 TABLES = {
     "wide": LatencyTable((LatencyRow(0, 1, 1, 45 * MS), LatencyRow(0, 1, 2, 30 * MS)), (1.0,) * 8, 1.05),
-    "batchy": LatencyTable((LatencyRow(0, 1, 2, 7 * MS), LatencyRow(0, 6, 2, 18 * MS)), (2.0, 1.0, 1.0), 1.1),
-    "urgent": LatencyTable((LatencyRow(0, 1, 2, 2 * MS),)),
+    "batchy": LatencyTable((LatencyRow(0, 1, 1, 7 * MS), LatencyRow(0, 6, 1, 18 * MS)), (2.0, 1.0, 1.0), 1.1),
+    "urgent": LatencyTable((LatencyRow(0, 1, 1, 2 * MS),)),
 }
 SHARES = {"wide": 0.25, "batchy": 0.5, "urgent": 0.25}
 COUNT = 150

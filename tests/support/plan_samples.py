@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.predict.latency import LatencyModel
+from cotenant.techniques.partitions.plan.table_costs import GroupTimes, TableCosts
 from cotenant.techniques.partitions.plan.types import CoRunner, DeviceType, Load
+from cotenant.techniques.partitions.predict.factors import Interference
 
 GIB = 1 << 30
 MS = 1_000_000
@@ -67,9 +69,25 @@ def latencies(sizes: tuple[int, ...], whole: int) -> dict[str, dict[int, dict[in
     }
 
 
+def models_of(points: Mapping[str, Mapping[int, Mapping[int, int]]]) -> dict[str, LatencyModel]:
+    """Latency models from latencies in ns by model, size and batch."""
+    return {model: LatencyModel.of_points(sizes) for model, sizes in points.items()}
+
+
+def table_costs(
+    points: Mapping[str, Mapping[str, Mapping[int, Mapping[int, int]]]],
+    memory_bytes: Mapping[str, int],
+    interference: Mapping[str, Interference] | None = None,
+    groups: Mapping[str, GroupTimes] | None = None,
+) -> TableCosts:
+    """Costs from latencies in ns by device type, model, size and batch."""
+    latencies = {device: models_of(models) for device, models in points.items()}
+    return TableCosts(latencies, memory_bytes, interference, groups)
+
+
 def costs(memory_bytes: int = GIB) -> TableCosts:
     """Costs of MODELS on GPU and CPU, with interference on both."""
-    return TableCosts(
+    return table_costs(
         {device.name: latencies(device.sizes, device.whole) for device in (GPU, CPU)},
         dict.fromkeys(MODELS, memory_bytes),
         dict.fromkeys((GPU.name, CPU.name), Line()),

@@ -25,12 +25,13 @@ CORES = (0, 1)
 
 
 def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float | None = None) -> TablePredictor:
-    """One latency a tenant; with `batch_slope`, each further row adds that share of it (else all of it)."""
+    """One latency a tenant on any cores; with `batch_slope`, each further row adds that share of it, else all."""
     made = {}
     for name, latency in latencies_ns.items():
-        rows = [LatencyRow(0, 1, 2, latency)]
+        points = [(1, latency)]
         if batch_slope is not None:
-            rows.append(LatencyRow(0, 2, 2, round(latency * (1 + batch_slope))))
+            points.append((2, round(latency * (1 + batch_slope))))
+        rows = [LatencyRow(0, items, cores, ns) for items, ns in points for cores in (1, 2)]
         made[name] = LatencyTable(tuple(rows), (1.0,) * units)
     return TablePredictor(made)
 

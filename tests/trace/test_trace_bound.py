@@ -112,11 +112,11 @@ def test_no_run_is_above_its_bound_whatever_batches_really_take(tmp_path: Path, 
     one at a time."""
     random, name = Random(seed), "short"
     rows = sorted(random.sample(range(2, 9), 3))
-    profile = LatencyTable(tuple(LatencyRow(0, n, 2, 4 * MS * n + 6 * MS) for n in (1, *rows)), (1.0,))
-    real_rows = [LatencyRow(0, 1, 2, 10 * MS)]
+    profile = LatencyTable(tuple(LatencyRow(0, n, 1, 4 * MS * n + 6 * MS) for n in (1, *rows)), (1.0,))
+    real_rows = [LatencyRow(0, 1, 1, 10 * MS)]
     for each in rows:
         latency = round((4 * MS * each + 6 * MS) * random.choice([0.3, 0.5, 1.0, 1.4]))
-        real_rows.append(LatencyRow(0, each, 2, max(latency, real_rows[-1].latency_ns)))
+        real_rows.append(LatencyRow(0, each, 1, max(latency, real_rows[-1].latency_ns)))
     tenant = Tenant(name, 60 * MS, max_batch=rows[-1], max_queue=1000)
     queries, now = list[Query](), 0
     for number in range(400):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bench.papers.abacus._a100 import A100, BATCHES, NS_PER_MS, padded
 from cotenant.core.predictor import Member
+from cotenant.predict.latency import LatencyModel
 from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import CoRunner, DeviceType
 from cotenant.work import Work
@@ -58,7 +59,9 @@ class NetworkCosts(TableCosts):
 
     def __init__(self, world: A100, models: Sequence[str], most: int) -> None:
         alone = {
-            model: {DEVICE.whole: {batch: math.ceil(latency_ns(world, ((model, batch),))) for batch in BATCHES}}
+            model: LatencyModel.of_points(
+                {DEVICE.whole: {batch: math.ceil(latency_ns(world, ((model, batch),))) for batch in BATCHES}}
+            )
             for model in models
         }
         groups = {DEVICE.name: NetworkGroups(world, most)}

@@ -16,6 +16,7 @@ from bench.papers.gpulet._tables_csv import (
     read_latencies,
     read_models,
 )
+from cotenant.predict.latency import LatencyModel
 from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType, Load
 
@@ -78,7 +79,7 @@ def read_gpu(
     fixed = read_fixed(folder / "artifact_constants.csv")
     line = read_constants(constants or folder / "interference_constants_2080ti.csv")
     costs = TableCosts(
-        {GPU: {model: _capped(latencies[model], facts.max_batch) for model, facts in known.items()}},
+        {GPU: {name: LatencyModel.of_points(_capped(latencies[name], each.max_batch)) for name, each in known.items()}},
         {model: facts.memory_bytes for model, facts in known.items()},
         {GPU: LinearInterference(line, utilisation)},
         latency_ratio=fixed["latency_ratio"] if padded else 1.0,

@@ -12,6 +12,7 @@ from bench._csv_rows import csv_rows
 from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
 from bench.papers.gpulet._linear import LinearInterference
 from cotenant.errors import PlanError
+from cotenant.predict.latency import LatencyModel
 from cotenant.techniques.partitions.plan.file import KnownTenant
 from cotenant.techniques.partitions.plan.sources import ProfileCosts
 from cotenant.techniques.partitions.plan.types import NS_PER_MS
@@ -145,4 +146,5 @@ def csv_tables(
     else:
         notes.append("interference: not known; partitions are believed not to touch each other")
     digest = sha256(b"".join(each.read_bytes() for each in (path, util, constants, models) if each)).hexdigest()
-    return ProfileCosts(latencies, memory, digest, None, interference, known, tuple(notes))
+    models_of = {name: LatencyModel.of_points(sizes) for name, sizes in latencies.items()}
+    return ProfileCosts(models_of, memory, digest, None, interference, known, tuple(notes))

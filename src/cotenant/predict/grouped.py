@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Protocol, cast
 
 from cotenant.core.predictor import Group
+from cotenant.predict.latency import LatencyModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 
@@ -53,8 +54,9 @@ class GroupedPredictor(TablePredictor):
         scales: Mapping[str, float] | None = None,
         fitted: FittedGroups | None = None,
         factor: float = 1.0,
+        models: Mapping[str, LatencyModel] | None = None,
     ) -> None:
-        super().__init__(tables, scales)
+        super().__init__(tables, scales, models)
         self.fitted = fitted
         self.factor = factor
         self._answers: dict[Group, int] = {}
@@ -117,7 +119,8 @@ class GroupedPredictor(TablePredictor):
 
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
-        made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin).with_beside(self.beside)
+        made = GroupedPredictor(tables, scales, self.fitted, factor, self.models)
+        made = made.with_margin(self.margin).with_beside(self.beside)
         made._answers, made._longest = self._answers, self._longest
         return made
 

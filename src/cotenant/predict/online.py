@@ -257,14 +257,16 @@ class OnlineModel:
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
-            self.predictor = TablePredictor(self._tables, scales).with_beside(beside)
+            self.predictor = TablePredictor(self._tables, scales, self.predictor.models).with_beside(beside)
         if self._caution is not None:
             self._caution.forget(tenant)
             self.predictor = self.predictor.with_margin(self._caution.margin())
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
         """Believe what was fitted to measured groups from now on."""
-        self.predictor = GroupedPredictor(self._tables, self._calibration.scales, fitted, self._promise.factor)
+        self.predictor = GroupedPredictor(
+            self._tables, self._calibration.scales, fitted, self._promise.factor, self.predictor.models
+        )
 
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
         """Latency of the whole model in the largest partition: the best that a query can get."""

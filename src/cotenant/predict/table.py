@@ -1,20 +1,19 @@
-"""Latencies looked up in measured tables, interpolated over the batch."""
+"""Latencies of launches from measured tables: of models by `predict.latency`, of parts by the weights of units."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Self
 
 from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
+from cotenant.predict.latency import PARTS, LatencyModel
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.version_table import VersionTable
 from cotenant.work import CPU, Work
 
-_SCALE = 1 << 24
 _MOST_SPANS = 256
 _MEMORY = 1 << 17
 """Answers kept at most; some 30 MB."""
@@ -23,18 +22,25 @@ _MEMORY = 1 << 17
 class TablePredictor:
     """Predicts from one table per tenant. Pure; answers are memorised.
 
-    Between measured batch sizes the latency is interpolated linearly. Beyond them the line goes on: below the smallest
-    that of the first two, but no row gets cheaper than in the smallest; above the largest that of the last two, or of
-    the first and the last where that is steeper, and where neither rises each row costs what it does in the largest.
-    Between measured core counts the latency is interpolated too; with fewer cores than were ever measured it is that of
-    the fewest, with more that of the most. A shape that was not measured is answered by the nearest one that was.
-    Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
+    Whole models take what their LatencyModel says, which planners ask too. `models` may hold models that were made of
+    the same tables before; those of other tables are made. Launches on disjoint cores are believed not to touch each
+    other: a group takes as long as its slowest member.
     A tenant whose units have several versions takes what their table says, alone.
     `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
     """
 
-    def __init__(self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, LatencyTable],
+        scales: Mapping[str, float] | None = None,
+        models: Mapping[str, LatencyModel] | None = None,
+    ) -> None:
         self.tables = dict(tables)
+        made = models or {}
+        self.models = {
+            name: made[name] if name in made and made[name].table is table else LatencyModel(table)
+            for name, table in self.tables.items()
+        }
         self.scales = dict(scales or {})
         self.margin = NO_MARGIN
         self.beside = 0.0
@@ -44,7 +50,6 @@ class TablePredictor:
             [each.bandwidth_bytes_per_s for each in known if isinstance(each, VersionTable)], default=0
         )
         """See BlockPredictor: that of the machine on which versions were measured."""
-        self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
         self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
         self._merged: dict[tuple[str, int, int, int, int], tuple[int, ...]] = {}
@@ -103,14 +108,15 @@ class TablePredictor:
         table = self._table(tenant)
         if isinstance(table.versions, VersionTable):
             made = table.versions.spans()
-            rows = interpolate(table.rows, shape, items, 1) / interpolate(table.rows, 0, 1, 1)
+            model = self.models[tenant]
+            rows = model.latency_ns(shape, items, 1) / model.latency_ns(0, 1, 1)
             factor = rows * self.scales.get(tenant, 1.0)
             if factor == rows == 1.0:
                 return made
             moved = tuple([round(moved * rows) for moved in made.moved])
             return made._replace(ns=tuple([round(ns * factor) for ns in made.ns]), moved=moved)
         work = self._whole(tenant, shape, items)
-        prefix = self._prefix[tenant]
+        prefix = self.models[tenant].prefix
         ratio = table.segment_ratio if len(prefix) > 2 else 1.0
         cores = max([row.cores for row in table.rows])
         ns: list[int] = []
@@ -118,16 +124,16 @@ class TablePredictor:
         for count in range(1, cores + 1):
             whole = self.latency_ns(work, count)
             least = whole if count == 1 else min(least, whole)
-            ns += [int(least * ratio * each) // _SCALE for each in prefix]
+            ns += [int(least * ratio * each) // PARTS for each in prefix]
         return Spans(len(prefix) - 1, 1, 1, cores, ns, [0] * len(ns))
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""
-        return len(self._prefix[tenant]) - 1
+        return len(self.models[tenant].prefix) - 1
 
     def scaled(self, scales: Mapping[str, float]) -> TablePredictor:
         """The same tables with other factors."""
-        return TablePredictor(self.tables, scales).with_margin(self.margin).with_beside(self.beside)
+        return TablePredictor(self.tables, scales, self.models).with_margin(self.margin).with_beside(self.beside)
 
     def with_margin(self, margin: SafetyMargin) -> Self:
         """The same latencies, and what is memorised of them, with another margin."""
@@ -146,7 +152,8 @@ class TablePredictor:
 
     def _fill(self, work: Work, size: int) -> int:
         tenant, shape, items, start, end = work.tenant, work.shape, work.items, work.start, work.end
-        table, prefix = self._table(tenant), self._prefix[tenant]
+        table, model = self._table(tenant), self.models[tenant]
+        prefix = model.prefix
         last = len(prefix) - 1
         end = end or last
         if isinstance(table.versions, VersionTable):
@@ -154,10 +161,10 @@ class TablePredictor:
             version = min(work.version, spans.versions - 1)
             latency = spans.block_ns(start, end, version, 0, min(size, spans.cores)) or 1
         elif start == 0 and end == last:
-            latency = max(1, round(interpolate(table.rows, shape, items, size) * self.scales.get(tenant, 1.0)))
+            latency = round(model.latency_ns(shape, items, size) * self.scales.get(tenant, 1.0)) or 1
         else:
             whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)
-            latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // _SCALE or 1
+            latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // PARTS or 1
         if len(self._known) >= _MEMORY:
             self._known.clear()
         self._known[work, size] = latency
@@ -180,49 +187,3 @@ class TablePredictor:
             self._merged.clear()
         self._merged[tenant, shape, items, most, cores] = tuple(made)
         return tuple(made)
-
-
-def interpolate(rows: Sequence[LatencyRow], shape: int, items: int, cores: int) -> float:
-    """Latency in ns at one point, from what was measured around it: see TablePredictor."""
-    nearest_shape = min({row.shape for row in rows}, key=lambda known: (abs(known - shape), known))
-    measured: dict[int, list[tuple[int, int]]] = {}
-    for row in rows:
-        if row.shape == nearest_shape:
-            measured.setdefault(row.cores, []).append((row.items, row.latency_ns))
-    fewer = max((known for known in measured if known <= cores), default=min(measured))
-    more = min((known for known in measured if known >= cores), default=fewer)
-    latency = _over_rows(sorted(measured[fewer]), items)
-    if fewer >= more:
-        return latency
-    return latency + (_over_rows(sorted(measured[more]), items) - latency) * (cores - fewer) / (more - fewer)
-
-
-def _over_rows(points: Sequence[tuple[int, int]], items: int) -> float:
-    """Latency in ns of so many rows, from ascending points of rows and latency on some cores."""
-    at = bisect_left(points, (items, 0))
-    if at < len(points) and points[at][0] == items:
-        return points[at][1]
-    if 0 < at < len(points):
-        (low, latency), (high, top) = points[at - 1], points[at]
-        return latency + (top - latency) * (items - low) / (high - low)
-    nearest, latency = points[max(0, at - 1)]
-    if len(points) == 1:
-        return latency * items / nearest
-    if at == 0:
-        return max(latency * items / nearest, latency - _slope(points[:2]) * (nearest - items))
-    rising = max(_slope(points[-2:]), _slope((points[0], points[-1])))
-    return latency + (rising or latency / nearest) * (items - nearest)
-
-
-def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """What a row takes more between the first and the last of some points, in ns; 0 where it takes less."""
-    (size_a, latency_a), *_, (size_b, latency_b) = points
-    return max(0.0, (latency_b - latency_a) / (size_b - size_a))
-
-
-def _prefix_sums(weights: Iterable[float]) -> tuple[int, ...]:
-    sums = [0.0]
-    for weight in weights:
-        sums.append(sums[-1] + weight)
-    total = sums[-1] or 1.0
-    return tuple(round(part / total * _SCALE) for part in sums)

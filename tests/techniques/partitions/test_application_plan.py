@@ -25,7 +25,6 @@ from cotenant.serve.server import Server
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
 from cotenant.techniques.partitions.plan.sources import CostBasis, read_profile_costs
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import (
     Costs,
     DevicePlan,
@@ -42,6 +41,7 @@ from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.trace import read
 from cotenant.types import Outcome
 from cotenant.wire.client import infer_once
+from plan_samples import table_costs
 from processes import WAIT_S, serving
 from repositories import SLO_MS, config, scaled, write_model
 
@@ -155,7 +155,7 @@ class Following:
 
     def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
         known = {name: {1: {1: MS, 4: MS}} for name in ("twice", "thrice")}
-        return CostBasis(tuple(devices), TableCosts({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
+        return CostBasis(tuple(devices), table_costs({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None

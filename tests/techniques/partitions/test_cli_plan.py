@@ -42,7 +42,6 @@ from cotenant.techniques.partitions.plan.sources import (
     costs_of_repository,
     read_profile_costs,
 )
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import (
     DevicePlan,
     DeviceType,
@@ -54,7 +53,7 @@ from cotenant.techniques.partitions.plan.types import (
 )
 from cotenant.techniques.partitions.report import columns_of, plan_picture, plan_svg, tenant_table
 from cotenant.work import Work
-from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
+from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, models_of, some_devices, some_loads, table_costs
 from profile_files import save_current, write_profile
 from repositories import scaled, write_model
 from section_of_notes import noted
@@ -453,14 +452,18 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
     assert costs_of_repository(root, request.devices).costs.memory_bytes("one") == 300 << 20
 
 
-def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> None:
+def test_sizes_that_were_not_measured_are_interpolated_or_left_out() -> None:
     two, four = DeviceType("cpu", splits_of_cores(2), 1 << 30), DeviceType("big", splits_of_cores(4), 1 << 30)
-    tables = ProfileCosts({"one": {2: {1: 7}}}, {"one": 1}, "digest")
+    tables = ProfileCosts(models_of({"one": {2: {1: 7}}}), {"one": 1}, "digest")
     basis = basis_of({"": tables}, (two, four), ["one"])
     assert [device.splits for device in basis.devices] == [((2,),), ((4,), (2, 2))]
     assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
-    assert "size 4 was not measured" in " ".join(basis.notes)
+    assert "size 4 was not measured; believed as slow as the largest size that was" in " ".join(basis.notes)
     assert "left out" in " ".join(basis.notes)
+    between = ProfileCosts(models_of({"one": {2: {1: 12}, 8: {1: 4}}}), {"one": 1}, "digest")
+    basis = basis_of({"": between}, (four,), ["one"])
+    assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [12, 8]  # 36/5, rounded up
+    assert "size 4 was not measured; its speed is interpolated between the sizes around it" in " ".join(basis.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):
         basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):
@@ -471,7 +474,7 @@ def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", ""])
 def test_a_plan_for_one_kind_of_device_does_not_rest_on_another(device: str, profile: str) -> None:
     kind = DeviceType("node", ((100,), (50, 50)), 1 << 30, kind="gpu" if device == "gpu" else "cpu")
-    tables = ProfileCosts({"one": {50: {1: 7}, 100: {1: 4}}}, {"one": 1}, "digest", kind=profile)
+    tables = ProfileCosts(models_of({"one": {50: {1: 7}, 100: {1: 4}}}), {"one": 1}, "digest", kind=profile)
     if profile in (device, ""):
         assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), 50, "node") == 7
         return
@@ -487,7 +490,7 @@ def test_a_profile_is_of_its_kind_of_device(tmp_path: Path, kind: str) -> None:
 
 @given(measured=st.integers(1, 64), size=st.integers(1, 2048))
 def test_sizes_far_above_the_largest_measured_one_are_not_believed(measured: int, size: int) -> None:
-    tables = ProfileCosts({"one": {measured: {1: 7}}}, {"one": 1}, "digest")
+    tables = ProfileCosts(models_of({"one": {measured: {1: 7}}}), {"one": 1}, "digest")
     kind = DeviceType("node", ((size,),), 1 << 30)
     if measured <= size <= MOST_BELIEVED * measured:
         assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), size, "node") == 7
@@ -634,7 +637,7 @@ def test_keys_tell_tenants_apart_and_names_are_shortened_in_the_middle() -> None
 
 def test_a_plan_file_is_what_the_planner_made(folder: Path) -> None:
     request = read_request(folder / "tenants.toml")
-    believed = TableCosts({"gpu": latencies(GPU.sizes, GPU.whole)}, dict.fromkeys(MODELS, 1))
+    believed = table_costs({"gpu": latencies(GPU.sizes, GPU.whole)}, dict.fromkeys(MODELS, 1))
     plan = ELASTIC.plan(request.loads, request.devices, believed)
     assert isinstance(plan, Plan)
     path = folder / "other.toml"

@@ -12,13 +12,13 @@ from cotenant.techniques.partitions.plan.follow import (
     compare,
 )
 from cotenant.techniques.partitions.plan.scaling import ScalingSettings
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.tracking import TrackingSettings
 from cotenant.techniques.partitions.plan.types import DeviceType, Load
+from plan_samples import table_costs
 
 MS = 1_000_000
 CORE = DeviceType("core", ((1,),), 1 << 40)
-COSTS = TableCosts({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
+COSTS = table_costs({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
 """10 ms a row, never batched: a core serves 100 rows a second."""
 PLANNER = Elastic()
 FOLLOW = FollowSettings(TrackingSettings(headroom=0.0, patience=2), ScalingSettings(margin=0.0))

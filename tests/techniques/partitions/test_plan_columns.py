@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from cotenant.techniques.partitions.plan.check import check_plan
 from cotenant.techniques.partitions.plan.rounds import RoundCache
 from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, SplitTree, device_plan
-from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
 from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Load, Plan
 from oracles import Few
-from plan_samples import FINE, GIB, GPU, MODELS, costs, latencies, load, some_loads
+from plan_samples import FINE, GIB, GPU, MODELS, costs, latencies, load, some_loads, table_costs
 
 COSTS = costs()
 
@@ -50,7 +50,7 @@ class BySize:
 
 
 def test_typical_slowdowns_are_those_beside_single_others_in_the_largest_partition() -> None:
-    believed = TableCosts({"gpu": latencies(FINE.sizes, 100)}, dict.fromkeys(MODELS, GIB), {"gpu": BySize()})
+    believed = table_costs({"gpu": latencies(FINE.sizes, 100)}, dict.fromkeys(MODELS, GIB), {"gpu": BySize()})
     loads = [load("small", 1, 500), load("middle", 1, 500), load("heavy", 1, 5)]  # the last one can run nowhere
     typical = ColumnGenerator(RoundCache(believed), loads, FINE).typical
     for size, beside in ((20, 80), (40, 60), (50, 50), (60, 40), (80, 20)):

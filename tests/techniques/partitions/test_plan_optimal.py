@@ -21,7 +21,7 @@ from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGen
 from cotenant.techniques.partitions.plan.search.opt_bound import Bound
 from cotenant.techniques.partitions.plan.search.opt_moves import aligned, moved
 from cotenant.techniques.partitions.plan.search.optimal import Optimal
-from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
 from cotenant.techniques.partitions.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -53,6 +53,7 @@ from plan_samples import (
     load,
     some_devices,
     some_loads,
+    table_costs,
     tiny,
 )
 
@@ -131,7 +132,7 @@ def test_proofs_are_of_plans_with_one_slot_of_a_tenant_in_a_round() -> None:
     pytest.importorskip("ortools")
     kind = DeviceType("one", ((1,),), GIB)
     times = {"quick": {1: {1: 1 * MS}}, "slow": {1: {1: 10 * MS}}}
-    few = TableCosts({"one": times}, dict.fromkeys(times, 1))
+    few = table_costs({"one": times}, dict.fromkeys(times, 1))
     loads = [load("quick", 150, 100), load("slow", 80, 100)]
     slots = Slot("quick", 1, 75.0), Slot("slow", 1, 80.0), Slot("quick", 1, 75.0)
     double = Plan((DevicePlan("one", (PartitionPlan(1, 12 * MS, slots),)),))
@@ -257,7 +258,7 @@ def test_what_is_not_found_is_not_proven() -> None:
 
 def test_a_refusal_for_interference_says_so() -> None:
     """Two loads that need half of the device each, and all of that half's time when alone."""
-    rough = TableCosts(
+    rough = table_costs(
         {"gpu": latencies(GPU.sizes, GPU.whole)}, dict.fromkeys(MODELS, GIB), {"gpu": Line(constant=1.3)}
     )
     cache = RoundCache(rough)
@@ -336,7 +337,7 @@ class OnlyTogether:
 
 
 def test_co_runners_that_are_harmless_alone_are_looked_at_together() -> None:
-    believed = TableCosts(
+    believed = table_costs(
         {GPU.name: latencies(FINE.sizes, 100)}, dict.fromkeys(MODELS, GIB), {GPU.name: OnlyTogether()}
     )
     loads = [load("small", 1, 500), load("middle", 1, 900), load("heavy", 1, 900)]

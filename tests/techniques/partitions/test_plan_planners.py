@@ -40,7 +40,7 @@ from cotenant.techniques.partitions.plan.types import (
     Slot,
 )
 from cotenant.work import Work
-from plan_samples import CPU, GIB, GPU, MODELS, MS, Line, costs, latencies, load, some_devices, some_loads
+from plan_samples import CPU, GIB, GPU, MODELS, MS, Line, costs, latencies, load, some_devices, some_loads, table_costs
 
 COSTS = costs()
 BLIND: tuple[Planner, ...] = (SquishyBinPacking(), greedy(), greedy(knee_only=True), Elastic())
@@ -95,7 +95,7 @@ def test_plans_that_are_as_full_as_can_be_hold(
 ) -> None:
     """The largest rates for which there is a plan, beside neighbours that harm little and much."""
     harmful = {each.name: Line(added, 0.35, 1.0) for each in (GPU, CPU)}
-    made = TableCosts(
+    made = table_costs(
         {each.name: latencies(each.sizes, each.whole) for each in (GPU, CPU)}, dict.fromkeys(MODELS, GIB), harmful
     )
     many = [structs.replace(each, rate_per_s=each.rate_per_s * 50) for each in loads]
@@ -313,7 +313,7 @@ def test_partitions_serve_what_no_time_sharing_can() -> None:
     flat = {"a": {50: {1: 10 * MS}, 100: {1: 9 * MS}}, "b": {50: {1: 10 * MS}, 100: {1: 9 * MS}}}
     device = DeviceType("gpu", ((100,), (50, 50)), GIB)
     loads = [load("a", 95, 25), load("b", 95, 25)]
-    made = TableCosts({"gpu": flat}, {"a": 1, "b": 1})
+    made = table_costs({"gpu": flat}, {"a": 1, "b": 1})
     assert isinstance(SquishyBinPacking().plan(loads, [device], made), Infeasible)
     plan = Elastic().plan(loads, [device], made)
     assert isinstance(plan, Plan)
@@ -334,7 +334,7 @@ def test_a_rest_takes_the_least_size_that_serves_it() -> None:
 def test_the_knee_is_where_the_curve_bends() -> None:
     def knee(rates: dict[int, int], min_gain: float = 1.05) -> int:
         table = {"m": {size: {1: NS_PER_S // rate} for size, rate in rates.items()}}
-        return RoundCache(TableCosts({"gpu": table}, {"m": 1})).knee("m", NS_PER_S, GPU, min_gain)
+        return RoundCache(table_costs({"gpu": table}, {"m": 1})).knee("m", NS_PER_S, GPU, min_gain)
 
     assert knee({20: 20, 40: 40, 50: 50, 60: 60, 80: 80, 100: 100}) == 100
     assert knee({20: 50, 40: 90, 50: 92, 60: 94, 80: 97, 100: 100}) == 40
@@ -391,7 +391,7 @@ def test_a_load_that_found_no_room_goes_first_next() -> None:
 
 def harsh(l2_other: float) -> TableCosts:
     table = {model: {50: {1: 10 * MS, 2: 12 * MS}, 100: {1: 10 * MS, 2: 12 * MS}} for model in ("wide", "heavy")}
-    return TableCosts({"gpu": table}, dict.fromkeys(table, 1), {"gpu": Line(l2_other, 0.0, 1.0)})
+    return table_costs({"gpu": table}, dict.fromkeys(table, 1), {"gpu": Line(l2_other, 0.0, 1.0)})
 
 
 def test_interference_is_kept_within_or_named() -> None:
@@ -495,6 +495,6 @@ def test_models_that_slow_each_other_down_are_told() -> None:
 def test_a_device_that_is_too_slow_for_a_tenant_is_left_out(planner: Planner) -> None:
     slow, fast = DeviceType("slow", ((1,),), GIB), DeviceType("fast", ((1,),), GIB)
     times = {"slow": {"m": {1: {1: 60 * MS}}}, "fast": {"m": {1: {1: 5 * MS}}}}
-    plan = planner.plan([load("m", 20, 100)], [slow, fast], TableCosts(times, {"m": 1}))
+    plan = planner.plan([load("m", 20, 100)], [slow, fast], table_costs(times, {"m": 1}))
     assert isinstance(plan, Plan)
     assert [device.device for device in plan.devices] == ["fast"]

@@ -13,9 +13,9 @@ from cotenant.techniques.partitions.plan.check import check_plan
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.rounds import RoundCache
 from cotenant.techniques.partitions.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
 from cotenant.techniques.partitions.plan.types import DEVICES, LATENCY, NS_PER_S, Infeasible, Load, Plan, Planner
-from plan_samples import GPU, MS, costs, load, some_loads
+from plan_samples import GPU, MS, costs, load, some_loads, table_costs
 
 COSTS = costs()
 CAPACITY = RoundCache(COSTS).capacity("middle", 120 * MS, 100, "gpu")
@@ -77,7 +77,7 @@ def test_devices_that_are_exactly_full_are_enough(devices: int) -> None:
 
 
 def test_less_than_a_row_a_second_is_a_rate() -> None:
-    slow = TableCosts({"gpu": {"slow": {100: {1: 4 * NS_PER_S}}}}, {"slow": 1})
+    slow = table_costs({"gpu": {"slow": {100: {1: 4 * NS_PER_S}}}}, {"slow": 1})
     whole = replace(GPU, splits=((100,),))
     assert least_devices(Elastic(), [load("slow", 0.2, 10_000)], [whole] * 3, slow).devices == 1
 

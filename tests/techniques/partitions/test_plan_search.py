@@ -22,10 +22,10 @@ from cotenant.techniques.partitions.plan.search.opt_bound import Bound
 from cotenant.techniques.partitions.plan.search.opt_exact import all_configurations
 from cotenant.techniques.partitions.plan.search.opt_pricing import priced_columns
 from cotenant.techniques.partitions.plan.search.optimal import Optimal
-from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
 from cotenant.techniques.partitions.plan.types import Infeasible, Load, Plan
 from oracles import Few
-from plan_samples import CPU, FINE, GIB, GPU, MODELS, THREE_CORES, TWO_WAYS, costs, latencies, load
+from plan_samples import CPU, FINE, GIB, GPU, MODELS, THREE_CORES, TWO_WAYS, costs, latencies, load, table_costs
 
 COSTS = costs()
 BOOK = RoundCache(COSTS)
@@ -249,7 +249,7 @@ def test_of_two_types_the_one_that_serves_more_for_its_price_is_filled() -> None
     for dear, cheap in (("one", "two"), ("two", "one")):
         kinds = {name: replace(FINE, name=name) for name in ("one", "two")}
         kinds[dear] = replace(kinds[dear], price=3.0)
-        believed = TableCosts(dict.fromkeys(kinds, latencies(FINE.sizes, 100)), dict.fromkeys(MODELS, GIB))
+        believed = table_costs(dict.fromkeys(kinds, latencies(FINE.sizes, 100)), dict.fromkeys(MODELS, GIB))
         plan = hasty.plan(loads, [kinds[name] for name in ("one", "one", "two", "two")], believed)
         assert isinstance(plan, Plan)
         assert {device.device for device in plan.devices} == {cheap}

@@ -33,7 +33,6 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.serve.server import Server
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
 from cotenant.techniques.partitions.plan.sources import CostBasis
-from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.tracking import TrackedRate
 from cotenant.techniques.partitions.plan.types import (
     Costs,
@@ -51,6 +50,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.wire.api import InferRequest, ServeError, Status
 from cotenant.work import Machine, PlanLanes, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
+from plan_samples import table_costs
 from repositories import config, scaled, write_model
 from strict_engine import StrictEngine as Engine
 
@@ -265,7 +265,7 @@ class Following:
     name = "told"
 
     def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
-        known = TableCosts({"cpu": {"a": {1: {1: MS, 4: MS}}, "b": {1: {1: MS, 4: MS}}}}, {"a": 1, "b": 1})
+        known = table_costs({"cpu": {"a": {1: {1: MS, 4: MS}}, "b": {1: {1: MS, 4: MS}}}}, {"a": 1, "b": 1})
         return CostBasis(tuple(devices), known, None, "")
 
     def plan(

@@ -18,7 +18,7 @@ from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.techniques.partitions.predict.factors import Interference, Margin, PressureInterference, Scores, Surface
 from cotenant.work import Work
-from plan_samples import GIB, MS
+from plan_samples import GIB, MS, table_costs
 
 NAMES, BATCHES, SIZES = ("a", "b", "c"), (1, 4, 8), (1, 2)
 KEYS = [(name, batch, size) for name in NAMES for batch in BATCHES for size in SIZES]
@@ -29,7 +29,7 @@ _NONE = Scores(())
 
 def believed(interference: Interference) -> TableCosts:
     points = {size: {batch: (4 + batch) * MS // size for batch in BATCHES} for size in (*SIZES, 20)}
-    return TableCosts({TEN.name: dict.fromkeys(NAMES, points)}, dict.fromkeys(NAMES, 1), {TEN.name: interference})
+    return table_costs({TEN.name: dict.fromkeys(NAMES, points)}, dict.fromkeys(NAMES, 1), {TEN.name: interference})
 
 
 def numbers(least: float, most: float) -> st.SearchStrategy[float]:

@@ -14,9 +14,9 @@ from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutI
 from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, Load, PartitionPlan, Plan
 from cotenant.techniques.partitions.world import simulate_plan
 from cotenant.work import Slot
-from plan_samples import GIB, GPU, MS, costs, load
+from plan_samples import GIB, GPU, MS, costs, load, models_of, table_costs
 
-FLAT = TableCosts({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
+FLAT = table_costs({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
 """Ten ms whatever the batch and the size."""
 
 
@@ -133,7 +133,7 @@ class Crowded(TableCosts):
 @pytest.mark.parametrize("together_ms", [12, 40])
 def test_a_group_takes_what_the_costs_say_of_it(together_ms: int) -> None:
     """Two tenants that send at the same times: in turn 20 ms, together 12 or 40, which is in time or is not."""
-    crowd = Crowded({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
+    crowd = Crowded({"cpu": models_of({"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}})}, {"m": GIB})
     crowd.together_ms = together_ms
     slots = (Slot("a", 1, 40.0, 1, 1), Slot("b", 1, 40.0, 1, 1))
     plan = Plan((DevicePlan("cpu", (PartitionPlan(2, 25 * MS, slots),)),))
@@ -150,7 +150,7 @@ def test_a_group_takes_what_the_costs_say_of_it(together_ms: int) -> None:
 
 def test_of_a_group_that_the_costs_do_not_know_the_members_run_as_long_as_in_turn() -> None:
     trio = tuple(Slot(name, 1, 45.0, 1, 1) for name in "abc")
-    sizes = {"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 3)}}}
+    sizes = {"cpu": models_of({"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 3)}})}
     plan = Plan((DevicePlan("cpu", (PartitionPlan(3, 100 * MS, trio),)),))
     loads = [Load(name, "m", 45.0, 400 * MS) for name in "abc"]
     done = simulate_plan(plan, loads, Crowded(sizes, {"m": GIB}), duration_s=10)

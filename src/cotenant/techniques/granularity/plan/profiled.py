@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from cotenant.predict.latency import over_rows
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
@@ -23,13 +24,15 @@ _MIB = 1 << 20
 
 
 def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> KernelTable:
-    """The units of a model on lanes of one core, as they were measured. Rows between those that were are interpolated,
-    further ones take as much more as the last did; no row makes a unit quicker. Behind a chunk all that crosses there
-    is put together, as if all of it had been made in the chunk."""
+    """The units of a model on lanes of one core, as they were measured. Other rows follow the rule for rows of
+    LatencyModel; no row makes a unit quicker. Behind a chunk all that crosses there is put together, as if all of it
+    had been made in the chunk."""
     measured = {1: tasks.core} | {rows: each.core for rows, each in tasks.batches.items()}
     known = sorted(measured)
-    columns = np.array([measured[rows].unit_ns for rows in known], np.float64).T
-    duration = np.array([_at(known, column, batch) for column in columns])
+    units = zip(*(measured[rows].unit_ns for rows in known), strict=True)
+    curves = [tuple(zip(known, times, strict=True)) for times in units]
+    asked = np.array([[over_rows(curve, rows) for rows in range(1, batch + 1)] for curve in curves], np.float64)
+    duration = np.maximum.accumulate(asked, axis=1)
     crossing = np.zeros(len(tasks.units))
     for tensor in tasks.tensors:
         crossing[tensor.producer : max(tensor.readers)] += tensor.size_bytes
@@ -68,16 +71,6 @@ def lane_rules(hand_over_ns: int) -> Occupancy:
 def hand_over_ns(tasks: Sequence[ModelTasks]) -> int:
     """What it takes from the end of a call to the beginning of the next on another lane, as it was measured."""
     return max(each.hand_over_ns + each.core.launch_ns for each in tasks)
-
-
-def _at(known: Sequence[int], times: Sequence[float], batch: int) -> list[float]:
-    """Times of 1 to `batch` rows from those of the known ones, of which the first is 1."""
-    found = np.interp(range(1, batch + 1), known, times)
-    if batch > known[-1]:
-        slope = times[-1] / known[-1] if len(known) == 1 else (times[-1] - times[-2]) / (known[-1] - known[-2])
-        for rows in range(known[-1] + 1, batch + 1):
-            found[rows - 1] = times[-1] + max(0.0, slope) * (rows - known[-1])
-    return [float(each) for each in np.maximum.accumulate(found)]
 
 
 def lane_table(

@@ -9,7 +9,7 @@ from typing import cast
 from cotenant.core.predictor import Member
 from cotenant.policies.facts import PairLatency
 from cotenant.predict.grouped import FittedGroups
-from cotenant.predict.table import interpolate
+from cotenant.predict.latency import LatencyModel
 from cotenant.profile.profile_file import Profile
 from cotenant.techniques.overlap.measure.groups import load_overlap
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
@@ -44,10 +44,10 @@ MODELS = OverlapModels()
 def pair_latencies(fitted: OverlapPredictor, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
     """What is predicted of each pair of tenants, at the median: one row each at the first shape, `cores` cores each."""
     median = fitted.at(0.5)
-    tables = {name: model.table("p50").rows for name, model in profile.models.items()}
+    models = {name: LatencyModel(model.table("p50")) for name, model in profile.models.items()}
     found: dict[tuple[str, str], PairLatency] = {}
     for pair in combinations_with_replacement(sorted(profile.models), 2):
         members = tuple(Member(Work(name, 0, 1, 0, profile.models[name].cuts[-1]), cores) for name in pair)
-        first, second = (round(interpolate(tables[name], 0, 1, cores)) for name in pair)
+        first, second = (models[name].latency_ns(0, 1, cores) for name in pair)
         found[pair] = PairLatency((first, second), median.group_ns([members])[0])
     return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
-from cotenant.predict.table import interpolate
+from cotenant.predict.latency import LatencyModel
 from cotenant.profile.latency_table import LatencyTable
 
 Floats = npt.NDArray[np.float32]
@@ -62,16 +62,17 @@ class _Known:
         self.traffic = [0, *accumulate(facts.traffic_bytes)] if facts.traffic_bytes else [0] * (self.units + 1)
         has_both = self.macs[-1] > 0 and self.traffic[-1] > 0
         self.intensity = log(self.macs[-1] / self.traffic[-1]) / 5 if has_both else 0.0
+        self._model = LatencyModel(facts.table)
         self._sizes = sorted({row.items for row in facts.table.rows})
-        self._whole: dict[tuple[int, int, int], float] = {}
+        self._whole: dict[tuple[int, int, int], int] = {}
 
-    def whole_ns(self, shape: int, items: int, cores: int) -> float:
+    def whole_ns(self, shape: int, items: int, cores: int) -> int:
         """Solo latency of the whole model; never falls with more rows, which measured medians sometimes do."""
         key = shape, items, cores
         found = self._whole.get(key)
         if found is None:
             sizes = [size for size in self._sizes if size < items]
-            found = max(interpolate(self.facts.table.rows, shape, size, cores) for size in [*sizes, items])
+            found = max(self._model.latency_ns(shape, size, cores) for size in [*sizes, items])
             self._whole[key] = found
         return found
 

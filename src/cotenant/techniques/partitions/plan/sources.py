@@ -11,7 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from cotenant.errors import PlanError
-from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
+from cotenant.predict.latency import LatencyModel
+from cotenant.profile.profile_file import QUANTILES, load_profile
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
@@ -24,7 +25,7 @@ from cotenant.repository.measured_content import changes, refuse_changes
 from cotenant.techniques.partitions.plan.application import Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, KnownTenant
 from cotenant.techniques.partitions.plan.profiled_groups import read_groups
-from cotenant.techniques.partitions.plan.table_costs import GroupTimes, Latencies, TableCosts, latencies_of
+from cotenant.techniques.partitions.plan.table_costs import GroupTimes, Latencies, TableCosts
 from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType
 from cotenant.techniques.partitions.predict.factors import Interference
 
@@ -37,7 +38,7 @@ WORKER_BYTES = 128 << 20
 COPIES = 4
 """A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
 MOST_BELIEVED = 16
-"""A partition may be so many times as large as the largest one that was measured, and gets its latency."""
+"""A partition may be so many times as large as the largest one that was measured, and takes as long as that."""
 _MIB = 1 << 20
 
 
@@ -120,8 +121,8 @@ def basis_of(
 ) -> CostBasis:
     """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
 
-    A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores, if
-    that is at least 1/MOST_BELIEVED of it; splits with smaller partitions than were measured for one of `models` are
+    A size that was not measured is believed as LatencyModel says, if the largest measured one is at least
+    1/MOST_BELIEVED of it; splits with smaller partitions than were measured for one of `models` are
     left out. Raises PlanError when there is no table for a device type, the table is of a device of another kind, its
     whole is smaller than what was measured, or a size is larger than is believed; and StaleProfileError for one of
     `models` that changed since it was measured, which `stale` allows.
@@ -130,6 +131,7 @@ def basis_of(
     kinds: dict[str, DeviceType] = {}
     latencies: dict[str, Latencies] = {}
     tails: dict[str, Latencies] = {}
+    sizes: dict[str, Sequence[int]] = {}
     interference: dict[str, Interference] = {}
     groups: dict[str, GroupTimes] = {}
     tail_groups: dict[str, GroupTimes] = {}
@@ -146,19 +148,21 @@ def basis_of(
             notes.update(dict.fromkeys(f"stale: {each}" for each in changed.values()))
         kinds[device.name] = kind = _measured(device, table.latencies, wanted)
         notes.update(dict.fromkeys((*table.notes, *_notes(device, kind, table.latencies, wanted))))
-        latencies[device.name] = _filled(table.latencies, kind.sizes)
+        latencies[device.name], sizes[device.name] = table.latencies, kind.sizes
         if table.tails is not None:
-            tails[device.name] = _filled(table.tails, kind.sizes)
+            tails[device.name] = table.tails
         if table.interference is not None:
             interference[device.name] = table.interference
         if table.groups is not None and table.tail_groups is not None:
             groups[device.name], tail_groups[device.name] = table.groups, table.tail_groups
         for model, needed in table.memory_bytes.items():
             memory[model] = max(needed, memory.get(model, 0))
-    tail = TableCosts(tails, memory, interference, tail_groups) if tails and len(tails) == len(latencies) else None
+    costs, tail = TableCosts(latencies, memory, interference, groups, sizes=sizes), None
+    if tails and len(tails) == len(latencies):
+        tail = TableCosts(tails, memory, interference, tail_groups, sizes=sizes)
     digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
     used = tuple(kinds[device.name] for device in devices)
-    return CostBasis(used, TableCosts(latencies, memory, interference, groups), tail, digest, tuple(notes))
+    return CostBasis(used, costs, tail, digest, tuple(notes))
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
@@ -175,7 +179,9 @@ def repository_memory_bytes(version: ModelVersion) -> int:
 
 def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileCosts:
     profile = load_profile(path)
-    latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
+    latencies, tails = (
+        {name: LatencyModel(model.table(each)) for name, model in profile.models.items()} for each in (quantile, TAIL)
+    )
     notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
     memory = dict.fromkeys(profile.models, 0)
     known: dict[str, KnownTenant] = {}
@@ -240,10 +246,6 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
     return found
 
 
-def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mapping[int, int]]]:
-    return {name: latencies_of(model.table(quantile)) for name, model in profile.models.items()}
-
-
 def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
     """Raise PlanError where the latencies are of another kind of device: cores are no percents of a GPU."""
     if table.kind and table.kind != device.kind:
@@ -257,7 +259,7 @@ def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
 
 def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:
     """The device type without splits whose partitions are smaller than what was measured of the models."""
-    least = {model: min(latencies[model]) for model in models if latencies.get(model)}
+    least = {model: latencies[model].sizes[0] for model in models if model in latencies}
     if not least:
         return device
     model = max(least, key=lambda name: least[name])
@@ -265,15 +267,15 @@ def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -
     if (device.whole,) not in splits:
         raise PlanError(
             f"device {device.name!r} has size {device.whole}, but model {model!r} was measured at "
-            f"{', '.join(map(str, latencies[model]))} only: profile it at sizes of the device"
+            f"{', '.join(map(str, latencies[model].sizes))} only: profile it at sizes of the device"
         )
     for name in least:
-        believed = MOST_BELIEVED * max(size for size in latencies[name] if size <= device.whole)
+        believed = MOST_BELIEVED * latencies[name].sizes[-1]
         if device.whole > believed:
             raise PlanError(
                 f"device {device.name!r} has size {device.whole}, but model {name!r} was measured at "
-                f"{', '.join(map(str, latencies[name]))} only, which says nothing of sizes above {believed}: profile "
-                "it at larger ones with 'cotenant profile --partitions'"
+                f"{', '.join(map(str, latencies[name].sizes))} only, which says nothing of sizes above {believed}: "
+                "profile it at larger ones with 'cotenant profile --partitions'"
             )
     return replace(device, splits=splits)
 
@@ -282,21 +284,13 @@ def _notes(asked: DeviceType, kind: DeviceType, latencies: Latencies, models: Se
     if len(kind.splits) < len(asked.splits):
         left = len(asked.splits) - len(kind.splits)
         yield f"device {kind.name!r}: {left} splits left out, as their smaller partitions were not measured"
-    unmeasured = sorted(
-        {size for model in models for size in kind.sizes if size not in latencies.get(model, {size: 0})}
-    )
-    if unmeasured:
-        sizes = ", ".join(map(str, unmeasured))
-        yield f"device {kind.name!r}: size {sizes} was not measured; believed as slow as the next smaller size that was"
-
-
-def _filled(latencies: Latencies, sizes: Sequence[int]) -> dict[str, dict[int, Mapping[int, int]]]:
-    """Latencies at these sizes; where one was not measured, those of the largest measured one below it."""
-    filled: dict[str, dict[int, Mapping[int, int]]] = {}
-    for model, known in latencies.items():
-        filled[model] = {}
-        for size in sizes:
-            below = [each for each in known if each <= size]
-            if below:
-                filled[model][size] = known[max(below)]
-    return filled
+    known = [latencies[model].sizes for model in models if model in latencies]
+    beyond = {size for sizes in known for size in kind.sizes if size > sizes[-1]}
+    between = {size for sizes in known for size in kind.sizes if size not in sizes} - beyond
+    for unmeasured, belief in (
+        (between, "its speed is interpolated between the sizes around it"),
+        (beyond, "believed as slow as the largest size that was"),
+    ):
+        if unmeasured:
+            sizes = ", ".join(map(str, sorted(unmeasured)))
+            yield f"device {kind.name!r}: size {sizes} was not measured; {belief}"

@@ -1,20 +1,19 @@
-"""Costs looked up in measured tables: interpolated over the batch, exact in the size of the partition."""
+"""Costs from latency models of profiled models, with memory, interference and groups added."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cotenant.errors import InvalidValueError, PlanError
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.predict.latency import LatencyModel
 from cotenant.techniques.partitions.plan.types import CoRunner, Costs
 from cotenant.techniques.partitions.predict.factors import Interference
 from cotenant.work import Work
 
-Latencies = Mapping[str, Mapping[int, Mapping[int, int]]]
-"""Nanoseconds by model, size and batch."""
+Latencies = Mapping[str, LatencyModel]
+"""What is believed of each model on one type of device. Its cores are sizes of partitions."""
 
 
 class GroupTimes(Protocol):
@@ -30,16 +29,15 @@ class GroupTimes(Protocol):
 
 
 class TableCosts(Costs):
-    """See Costs. Pure; everything is worked out when it is made.
+    """Costs of models by their LatencyModel: the same latencies as TablePredictor has. Pure; answers are memorised.
 
-    `latencies` holds one table per device type. Between measured batches the latency is interpolated linearly; below
-    the smallest it is that of the smallest; there are no larger batches than every table of the model has. Each
-    latency is multiplied by `latency_ratio` and grows by `overhead_ns` of the model and batch, for the assembly of the
-    batch. Without an interference model for a device type, its partitions are believed not to touch each other;
-    without `groups` of it their slots run in turn.
+    `latencies` holds the models of each device type, `sizes` the sizes that its partitions may have; without it those
+    that were measured. Of several shapes the slowest counts. A size below the smallest measured one is not known. There
+    are no larger batches than were measured at every size. Each latency is multiplied by `latency_ratio` and grows by
+    `overhead_ns` of the model and batch, for the assembly of the batch. Without an interference model for a device
+    type, its partitions are believed not to touch each other; without `groups` of it their slots run in turn.
 
-    Raises InvalidValueError for tables without points, latencies and ratios that are not positive, and models without
-    memory.
+    Raises InvalidValueError for ratios that are not positive, and models without memory.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class TableCosts(Costs):
         interference: Mapping[str, Interference] | None = None,
         groups: Mapping[str, GroupTimes] | None = None,
         *,
+        sizes: Mapping[str, Sequence[int]] | None = None,
         latency_ratio: float = 1.0,
         overhead_ns: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
@@ -59,31 +58,24 @@ class TableCosts(Costs):
         self._groups = dict(groups or {})
         self._latency_ratio = latency_ratio
         self._overhead_ns = overhead_ns or {}
-        self._batches = _batches(latencies)
+        self._latencies = latencies
         self._known: dict[tuple[str, str, int], tuple[int, ...]] = {}
+        largest: dict[str, int] = {}
         for device, models in latencies.items():
-            for model, sizes in models.items():
-                if model not in self._memory:
-                    raise InvalidValueError("costs", "memory_bytes", sorted(self._memory), f"memory of model {model!r}")
-                overhead = self._overhead_ns.get(model, {})
-                for size, points in sizes.items():
-                    measured = interpolate(points, self._batches[model])
-                    self._known[device, model, size] = tuple(
-                        math.ceil(ns * latency_ratio) + overhead.get(batch, 0)
-                        for batch, ns in zip(self._batches[model], measured, strict=True)
-                    )
-
-    @classmethod
-    def of_profile(cls, tables: Mapping[str, LatencyTable], memory_bytes: Mapping[str, int], device: str) -> TableCosts:
-        """Costs of a device whose partitions are cores, from profiled tables; of several shapes the slowest."""
-        return cls({device: {model: latencies_of(table) for model, table in tables.items()}}, memory_bytes)
+            for name, model in models.items():
+                if name not in self._memory:
+                    raise InvalidValueError("costs", "memory_bytes", sorted(self._memory), f"memory of model {name!r}")
+                asked = model.sizes if sizes is None else [size for size in sizes[device] if size >= model.sizes[0]]
+                for size in asked:
+                    largest[name] = min(model.most_rows(size), largest.get(name, model.most_rows(size)))
+        self._batches = {name: tuple(range(1, most + 1)) for name, most in largest.items()}
 
     def latency_ns(self, work: Work, size: int, device: str) -> int:
         """See Costs. Raises PlanError for what was not measured, such as a part of a model."""
         model, batch = work.tenant, work.items
         if work != Work(model, 0, batch):
             raise PlanError(f"of model {model!r} whole batches were measured, not {work}")
-        known = self._known.get((device, model, size))
+        known = self._known.get((device, model, size)) or self._found(device, model, size)
         if known is None:
             raise PlanError(self._missing(model, size, device))
         if not 1 <= batch <= len(known):
@@ -124,19 +116,32 @@ class TableCosts(Costs):
         if found is None:
             return None
         overhead = sum(self._overhead_ns.get(model, {}).get(batch, 0) for model, batch, _ in members)
-        tables = [(self._known.get((device, model, own)), batch) for model, batch, own in members]
+        tables = [(self._found(device, model, own), batch) for model, batch, own in members]
         alone = [table[batch - 1] for table, batch in tables if table is not None]
         return max(math.ceil(found * self._latency_ratio) + overhead, *alone, 1)
 
+    def _found(self, device: str, model: str, size: int) -> tuple[int, ...] | None:
+        """Latencies of all batches; None for a size, model or device that is not known."""
+        key = device, model, size
+        if key not in self._known:
+            known = self._latencies.get(device, {}).get(model)
+            if known is None or size < known.sizes[0] or model not in self._batches:
+                return None
+            overhead = self._overhead_ns.get(model, {})
+            self._known[key] = tuple(
+                math.ceil(known.slowest_ns(batch, size) * self._latency_ratio) + overhead.get(batch, 0)
+                for batch in self._batches[model]
+            )
+        return self._known[key]
+
     def _missing(self, model: str, size: int, device: str) -> str:
-        devices = list(dict.fromkeys(known for known, _, _ in self._known))
-        if device not in devices:
-            return f"there is no profile for device type {device!r}; profiled are {', '.join(devices)}"
+        if device not in self._latencies:
+            return f"there is no profile for device type {device!r}; profiled are {', '.join(self._latencies)}"
         self.batches(model)
-        sizes = [str(known) for at, name, known in self._known if at == device and name == model]
-        if not sizes:
+        if model not in self._latencies[device]:
             return f"model {model!r} has no profile on device type {device!r}"
-        return f"model {model!r} was not profiled on {device!r} at size {size!r}; it was at {', '.join(sizes)}"
+        sizes = ", ".join(map(str, self._latencies[device][model].sizes))
+        return f"model {model!r} was not profiled on {device!r} at size {size!r}; it was at {sizes}"
 
 
 class WithoutInterference:
@@ -175,45 +180,3 @@ class WithoutGroups:
     def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
         """See Costs."""
         return None
-
-
-def latencies_of(table: LatencyTable) -> dict[int, dict[int, int]]:
-    """Nanoseconds by cores and rows, from a profiled table; of several shapes the slowest."""
-    sizes: dict[int, dict[int, int]] = {}
-    for row in table.rows:
-        points = sizes.setdefault(row.cores, {})
-        points[row.items] = max(points.get(row.items, 0), row.latency_ns)
-    return sizes
-
-
-def interpolate(points: Mapping[int, int], batches: Sequence[int]) -> list[int]:
-    """Latencies at `batches`, from measured ones: linear in between, constant outside.
-
-    Raises InvalidValueError when there is no point or one is not positive.
-    """
-    if not points or min(points) < 1 or min(points.values()) <= 0:
-        raise InvalidValueError("latency table", "points", dict(points), "positive latencies of batches from 1")
-    ordered = dict(sorted(points.items()))
-    return [math.ceil(_between(ordered, batch)) for batch in batches]
-
-
-def _between(points: Mapping[int, float], at: int) -> float:
-    """Linear interpolation in points that ascend; constant outside."""
-    known = list(points)
-    high = bisect_left(known, at)
-    if high == len(known):
-        return points[known[-1]]
-    if high == 0 or known[high] == at:
-        return points[known[high]]
-    low, top = known[high - 1], known[high]
-    return points[low] + (points[top] - points[low]) * (at - low) / (top - low)
-
-
-def _batches(latencies: Mapping[str, Latencies]) -> dict[str, tuple[int, ...]]:
-    largest: dict[str, int] = {}
-    for models in latencies.values():
-        for model, sizes in models.items():
-            for points in sizes.values():
-                most = max(points, default=0)
-                largest[model] = min(most, largest.get(model, most))
-    return {model: tuple(range(1, most + 1)) for model, most in largest.items()}
