@@ -1,7 +1,9 @@
-"""The base without one of the techniques: everything of it can be imported, and a model is profiled and served."""
+"""The base without one of the techniques: all of it can be imported, a model is profiled and served, its tests pass."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from cotenant.cli.app import OWN
 from cotenant.registry import BUILT_IN, COMMANDS, NEEDS
 from repositories import write_good
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100
 CODE = """
 import importlib, pkgutil, sys
@@ -75,3 +78,27 @@ def test_a_model_is_profiled_and_served_without(technique: str, tmp_path: Path) 
     left = {name for name, found in BUILT_IN[COMMANDS].items() if not found.startswith(tuple(absent))}
     assert commands.split()[0] == "commands:"
     assert set(commands.split()[1:]) == left | set(OWN)
+
+
+FAST = ("core", "sim", "world", "repository", "profile", "report")
+"""Folders of tests of the base that take seconds and together meet most of it."""
+
+
+@pytest.mark.parametrize("technique", [*TECHNIQUES, "cluster"])
+def test_tests_of_the_base_pass_without_its_folder(technique: str, tmp_path: Path) -> None:
+    for each in ("src", "tests", "bench"):
+        shutil.copytree(ROOT / each, tmp_path / each, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    package = tmp_path / "src" / "cotenant" / ("cluster" if technique == "cluster" else f"techniques/{technique}")
+    shutil.rmtree(package)
+    folders = [f"tests/{each}" for each in FAST]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not alone", *folders],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS * 6,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -41,6 +41,7 @@ from cotenant.trace.explain import explain
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
+from installed import known
 from machines import MODELS, TENANTS
 from scenario import CORES, ONE_LANE, TWO_LANES
 
@@ -199,7 +200,7 @@ def test_a_fault_costs_its_decision_alone(name: str, kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["exception", *KEYS])
-@pytest.mark.parametrize("name", ["edf", "fcfs", "shares", "overlap", "layer_block"])
+@pytest.mark.parametrize("name", known("edf", "fcfs", "shares", "overlap", "layer_block"))
 def test_a_fault_of_a_queue_key_costs_the_key_alone(name: str, kind: str, tmp_path: Path) -> None:
     for at in (1, 3, 8, 15):
         rng = Random(f"{name} {kind} {at}")
