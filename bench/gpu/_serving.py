@@ -95,9 +95,9 @@ def _serve(context: Context, pair: Sequence[str], items: int, load: float, conte
     policy = policies[contender]
     sizes = [share.size for each in policies.values() for share in each.shares]
     setting = _setting(context, pair, items, list(dict.fromkeys(sizes)))
-    runner = context.runner(policy.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
+    runner = context.runner(policy.spec.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
     effort = replace(context.effort, longest_s=_WARM_UP_S)
-    runner.warm(list(_launches(setting.tenants, setting.items, policy.shares)), effort)
+    runner.warm(list(_launches(setting.tenants, setting.items, policy.spec.shares)), effort)
     rates = {name: load / len(pair) * 1e9 / setting.alone_ns[name] for name in pair}
     seconds = _QUICK_SECONDS
     if not context.quick:

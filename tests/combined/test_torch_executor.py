@@ -777,7 +777,7 @@ def test_a_group_is_on_the_device_behind_the_one_that_runs(device: FakeStreams) 
     tenants = tuple(Tenant(name, 10**12, (0, 2, 4), max_batch=4) for name in ("a", "b"))
     policy = Overlap((LEFT, RIGHT), enqueue_ms=1000)
     for tenant in tenants:
-        world.serve(tenant.name, replace(SPEC, shares=policy.shares))
+        world.serve(tenant.name, replace(SPEC, shares=policy.spec.shares))
     table = LatencyTable((LatencyRow(0, 1, 2, 10**6), LatencyRow(0, 4, 2, 10**6)), (1.0,) * 4)
     predictor = TablePredictor({tenant.name: table for tenant in tenants})
     clock = RealClock()

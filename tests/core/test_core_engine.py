@@ -21,7 +21,7 @@ from cotenant.core.events import (
     TenantSuspended,
     TimerFired,
 )
-from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
+from cotenant.core.snapshot import Decision, Drop, DropRule, PolicySpec, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -350,7 +350,8 @@ def test_a_lane_outside_the_device_is_refused() -> None:
 def test_a_share_that_spans_two_devices_is_refused() -> None:
     machine = Machine.of({"cpu": (0,), "other": (0,)})
     lanes = tuple(machine.share((0,), each.device) for each in machine.devices)
-    spanning = Scripted(lambda snapshot: Decision(), lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    spec = structs.replace(SCRIPTED, lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    spanning = Scripted(lambda snapshot: Decision(), spec)
     with pytest.raises(InvalidValueError, match=r"lane is .*, expected a share of the machine"):
         Engine([A], spanning, PREDICTOR, machine)
 
@@ -358,17 +359,15 @@ def test_a_share_that_spans_two_devices_is_refused() -> None:
 # --- policies that break the contract ---------------------------------------------------------------------------
 
 
+SCRIPTED = PolicySpec(name="scripted", lanes=TWO_LANES, shares=TWO_LANES, drop=DropRule.NONE)
+
+
 @dataclass
 class Scripted:
     """Decides whatever the test says."""
 
     script: Callable[[Snapshot], Decision]
-    name: str = "scripted"
-    drop: DropRule = DropRule.NONE
-    lanes: tuple[Share, ...] = TWO_LANES
-    shares: tuple[Share, ...] = TWO_LANES
-    grouped: bool = False
-    selects: bool = False
+    spec: PolicySpec = SCRIPTED
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:
         return (query.id,)

@@ -19,7 +19,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Snapshot, Start
+from cotenant.core.snapshot import IN_GROUPS, Decision, DropRule, PolicySpec, Snapshot, Start
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
@@ -37,8 +37,9 @@ Step = Callable[[Snapshot], Decision]
 class Groups:
     """Decides what it is told, once each, as groups; with nothing left to be told, nothing."""
 
-    name, drop, preempt, cautious, grouped, selects = "groups", DropRule.NONE, True, False, True, False
-    lanes = shares = (LEFT, RIGHT)
+    spec = PolicySpec(
+        name="groups", lanes=(LEFT, RIGHT), shares=(LEFT, RIGHT), drop=DropRule.NONE, asked=IN_GROUPS, preempt=True
+    )
 
     def __init__(self, *steps: Step) -> None:
         self.left = list(steps)
@@ -63,7 +64,7 @@ def nothing(snapshot: Snapshot) -> Decision:
 def heads(snapshot: Snapshot, after: tuple[int, ...] = ()) -> Decision:
     """The head of each queue on a lane of its own."""
     found = [(queue.tenant, queue.queries[0]) for queue in snapshot.queues.values() if queue.queries]
-    lanes: Sequence[Share] = Groups.lanes
+    lanes: Sequence[Share] = Groups.spec.lanes
     starts = [
         Start(tenant.work(0, 1), (head,), lane, 5, None, after)
         for (tenant, head), lane in zip(found, lanes, strict=False)

@@ -7,6 +7,7 @@ running; the policy decides; drivers carry the actions out and report back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -16,6 +17,7 @@ from cotenant.core.admission import refusal, sizes_to_try
 from cotenant.core.books import Books
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
+    MOMENTS,
     AnswerLate,
     ApplicationArrived,
     ApplicationEnded,
@@ -39,10 +41,25 @@ from cotenant.core.events import (
 )
 from cotenant.core.expiries import Expiries
 from cotenant.core.faults import RETRY_NS
-from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_query_state
+from cotenant.core.lifecycle import (
+    LOOK_TRANSITIONS,
+    NEXT_TRANSITIONS,
+    SERVICE_TRANSITIONS,
+    BatchState,
+    BatchStep,
+    LookState,
+    LookStep,
+    NextState,
+    NextStep,
+    QueryState,
+    QueryStep,
+    ServiceState,
+    ServiceStep,
+    next_query_state,
+)
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live
-from cotenant.core.snapshot import Decision, Policy, Snapshot
+from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
@@ -52,6 +69,7 @@ _NEW = QueryState.NEW
 _ADMIT, _FINISH = QueryStep.ADMIT, QueryStep.FINISH
 _PAUSE_BATCH = BatchStep.PAUSE
 _DOOMED = BatchState.DOOMED
+_DRAINING = ServiceState.DRAINING
 _ANSWERED = Outcome.ANSWERED
 _NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
@@ -67,15 +85,15 @@ class Engine(Books):
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
-        super().__init__(predictor, machine, Expiries(policy.drop))
+        super().__init__(predictor, machine, Expiries(policy.spec.drop))
         self._machine = machine
         self._devices = {each.device: each for each in machine.devices}
-        self._is_looking_ahead = False
-        """A LookAhead is on its way."""
-        self._has_next = False
-        """A group is started behind the one that runs."""
-        self._draining = False
-        self._use(policy)
+        self._service, self._look, self._next = ServiceState.OPEN, LookState.IDLE, NextState.OPEN
+        self._ways: dict[Ask, Callable[[Any, int, list[Action]], None]] = {
+            Ask.START: self._ask_to_start,
+            Ask.SELECT: self._ask_to_select,
+            **{ask: partial(self._ask_for_group, ask) for ask in (Ask.GROUP, Ask.GROUP_ANEW, Ask.NEXT_GROUP)},
+        }
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             QueryArrived: self._on_arrival,
             LaunchEnded: self._on_launch_ended,
@@ -97,6 +115,7 @@ class Engine(Books):
             LookAheadDue: self._on_plan_due,
             PolicyChanged: self._on_policy,
         }
+        self._use(policy)
         for tenant in tenants:
             self._on_tenant_added(TenantAdded(tenant), 0, [])
 
@@ -153,18 +172,8 @@ class Engine(Books):
         expiries = self._expiries
         if expiries.heap and expiries.heap[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if type(event) is QueryArrived and event.more:
-            pass  # they are decided on together
-        elif self._grouped:
-            self._schedule_groups(event, now_ns, actions)
-        elif self._selects and type(event) is QueryArrived and self._queues.waiting:
-            self._decide(now_ns, actions, event.query.id)
-        elif self._queues.waiting or self._paused or self._launches.growable:
-            free = self._launches.free_mask
-            for mask in self._lane_masks:
-                if mask & free == mask:
-                    self._decide(now_ns, actions)
-                    break
+        if type(event) is not QueryArrived or not event.more:  # those that come together are decided on together
+            self._asks[type(event)](event, now_ns, actions)
         if self._met and self._settle(now_ns, actions):
             expiries.arm_at(now_ns + RETRY_NS, actions)
         heap = expiries.heap
@@ -181,7 +190,13 @@ class Engine(Books):
         queue = self._queues.known.get(query.tenant)
         drop, predictor = self._expiries.drop, self.predictor
         refused = refusal(
-            query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
+            query,
+            queue,
+            drop=drop,
+            predictor=predictor,
+            sizes=self._sizes,
+            draining=self._service is _DRAINING,
+            now_ns=now_ns,
         )
         if refused is not None and (probe := self._probe(query, refused.needed_ns, now_ns, actions)) is not None:
             query, refused = probe, None
@@ -305,7 +320,7 @@ class Engine(Books):
         self._queues.resume(event.tenant)
 
     def _on_plan_due(self, event: LookAheadDue, now_ns: int, actions: list[Action]) -> None:
-        self._is_looking_ahead = False
+        self._look = LOOK_TRANSITIONS[self._look][LookStep.COME]
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
@@ -324,44 +339,61 @@ class Engine(Books):
         self._expiries.renew(self._live.values(), self._drop)
 
     def _on_drain(self, event: DrainStarted, now_ns: int, actions: list[Action]) -> None:
-        self._draining = True
+        self._service = SERVICE_TRANSITIONS[self._service][ServiceStep.DRAIN]
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
-        name, lanes, drop = policy.name, policy.lanes, policy.drop
-        for share in (*lanes, *policy.shares):
+        spec = policy.spec
+        for share in (*spec.lanes, *spec.shares):
             if share not in self._machine:
-                raise InvalidValueError(f"policy {name!r}", "lane", share, "a share of the machine")
-        grouped, selects, sizes = policy.grouped, policy.selects, sizes_to_try(policy)
+                raise InvalidValueError(f"policy {spec.name!r}", "lane", share, "a share of the machine")
+        sizes = sizes_to_try(spec)
         self._trust(policy)
-        self.policy, self._lanes, self._drop = policy, lanes, drop
-        self._grouped, self._selects, self._sizes = grouped, selects, sizes
+        self.policy, self._lanes, self._drop = policy, spec.lanes, spec.drop
+        self._grouped, self._sizes = spec.grouped, sizes
+        self._asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
         self._again_ns = _NEVER
-        self._lane_masks = tuple(lane.mask for lane in lanes)
+        self._lane_masks = tuple(lane.mask for lane in spec.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
-    def _schedule_groups(self, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival.
+    def _ask_to_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Ask.START."""
+        if self._queues.waiting or self._paused or self._launches.growable:
+            free = self._launches.free_mask
+            for mask in self._lane_masks:
+                if mask & free == mask:
+                    self._decide(now_ns, actions)
+                    break
+
+    def _ask_to_select(self, event: QueryArrived, now_ns: int, actions: list[Action]) -> None:
+        """Ask.SELECT."""
+        if self._queues.waiting:
+            self._decide(now_ns, actions, event.query.id)
+        else:
+            self._ask_to_start(event, now_ns, actions)
+
+    def _ask_for_group(self, ask: Ask, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Ask.GROUP, GROUP_ANEW and NEXT_GROUP: start a group when none runs; while one runs, have the next one chosen.
 
         A choice that is started at once, behind the group that runs, is the last until that one has ended: the policy
         is asked again when its launches run, or when all its queries have left it.
         """
-        launches, had_next = self._launches, self._has_next
-        self._has_next = bool(launches.waiting)
-        if self._has_next or not (self._queues.waiting or self._paused):
+        launches, was_booked = self._launches, self._next is NextState.BOOKED
+        self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
+        if launches.waiting or not (self._queues.waiting or self._paused):
             return
         is_idle = not launches.running
-        if is_idle or type(event) is LookAheadDue:
+        if is_idle or ask is Ask.NEXT_GROUP:
             again_ns = self._decide(now_ns, actions).again_ns
-            self._has_next = bool(launches.waiting)
+            self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
             self._again_ns = again_ns if again_ns > now_ns else _NEVER
             is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
         else:
-            is_due = had_next or type(event) is QueryArrived or self._again_ns <= now_ns
+            is_due = was_booked or ask is Ask.GROUP_ANEW or self._again_ns <= now_ns
         if is_due:
-            if not self._is_looking_ahead:
-                self._is_looking_ahead = True
+            if self._look is LookState.IDLE:
+                self._look = LOOK_TRANSITIONS[self._look][LookStep.SEND]
                 actions.append(LookAhead())
         elif self._again_ns != _NEVER:
             self._expiries.arm_at(self._again_ns, actions)

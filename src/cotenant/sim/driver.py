@@ -110,6 +110,6 @@ def simulate(
             end = _NEVER if upcoming is None else upcoming
     if engine.live:
         raise ProtocolViolationError(
-            f"{engine.live} queries never ended: policy {engine.policy.name!r} leaves work undone"
+            f"{engine.live} queries never ended: policy {engine.policy.spec.name!r} leaves work undone"
         )
     return now

@@ -122,4 +122,4 @@ class GroupBeliefs:
 
 def _least_members(policy: Policy) -> int:
     """How many launches that are decided together are predicted as a group; 0 where none are."""
-    return 1 if policy.grouped else 2 if policy.asks_groups else 0
+    return 1 if policy.spec.grouped else 2 if policy.spec.groups is not None else 0

@@ -102,7 +102,7 @@ def header(
     return Header(
         FORMAT,
         created,
-        policy.name,
+        policy.spec.name,
         _options(policy),
         devices,
         tuple(tenants),
@@ -190,7 +190,7 @@ def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
     """One record as a line without its end."""
     told: object = event
     if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
-        told = _PlainPolicy(event.policy.name, _options(event.policy))
+        told = _PlainPolicy(event.policy.spec.name, _options(event.policy))
     return _ENCODER.encode(
         (time_ns, type(event).__name__, told, [(type(action).__name__, action) for action in actions])
     )
@@ -363,13 +363,13 @@ def replay(
     with in_lines(records) as lines:
         policy = RecordedPolicy(make_policy(head.policy, head.policy_options))
         predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
-        engine = Engine(head.tenants, policy.asked, predictor, head.whole)
+        engine = Engine(head.tenants, policy, predictor, head.whole)
         for record in lines:
             if record.kind == "LogFull":
                 return
             told = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):
                 policy = RecordedPolicy(event.policy)
-                told = core_events.PolicyChanged(policy.asked)
+                told = core_events.PolicyChanged(policy)
             policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
             yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))

@@ -304,7 +304,7 @@ def on_gpu(plan: JointPlan = PLAN, **options: object) -> Told:
 
 def test_on_a_gpu_what_is_in_no_set_gets_all_of_it() -> None:
     told = on_gpu()
-    assert told.engine.policy.shares == (*STREAMS, GPU.devices[0])
+    assert told.engine.policy.spec.shares == (*STREAMS, GPU.devices[0])
     told.arrive(("c", 1, 900))
     told.arrive(("a", 4, 900), ("b", 1, 900), at=5)
     assert [(model, cores) for _, model, _, _, cores, _ in told.story] == [("c", (0, 1))], "a set waits for all of it"

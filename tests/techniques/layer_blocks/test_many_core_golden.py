@@ -103,10 +103,8 @@ class Forgetful:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.spec, self.queue_key = policy.spec, policy.queue_key
         self.count = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.policy, name)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         made = self.policy.decide(snapshot, memory)
@@ -121,7 +119,7 @@ class Forgetful:
 def test_what_is_kept_between_decisions_changes_none(run: str) -> None:
     forgetful = Forgetful(RUNS[run])
     tenants = (replace(TENANTS[0], max_batch=3), TENANTS[1])
-    engine = Engine(tenants, forgetful, TablePredictor(TABLES), Machine.cpu(range(CORES)))  # type: ignore[arg-type]
+    engine = Engine(tenants, forgetful, TablePredictor(TABLES), Machine.cpu(range(CORES)))
     tables = {name: table.versions for name, table in TABLES.items() if isinstance(table.versions, VersionTable)}
     outcomes: Counter[Outcome] = Counter()
     world = ManyCoreWorld(tables, ManyCore(BANDWIDTH))

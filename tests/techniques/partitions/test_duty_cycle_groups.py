@@ -144,8 +144,8 @@ def test_partitions_have_groups_of_their_own_at_one_instant() -> None:
     wide = Share((0, 1)), Share((2, 3))
     rounds = (Round(100 * MS, together(("a", 2), ("b", 2))), Round(100 * MS, (Slot("c", 4, 1.0),)))
     policy = DutyCycle(wide, rounds=rounds, lend=False)
-    assert set(policy.shares) == {*wide, FIRST, SECOND}
-    assert policy.asks_groups
+    assert set(policy.spec.shares) == {*wide, FIRST, SECOND}
+    assert policy.spec.groups is policy
     core = Engine(ABC, policy, AB, Machine.cpu((0, 1, 2, 3)))
     queries = coming(("a", 0), ("b", 0), ("c", 0))
     actions = [core.handle(QueryArrived(query, more=query.id < 2), 0) for query in queries]
@@ -394,6 +394,6 @@ def test_simulator_and_server_run_groups_alike(drop: DropRule, lend: bool) -> No
 
 def test_two_lanes_with_nothing_planned_have_no_groups() -> None:
     policy = DutyCycle(TWO_LANES)
-    assert not policy.asks_groups
-    assert policy.shares == TWO_LANES
-    assert not partial(DutyCycle, TWO_LANES)().grouped
+    assert policy.spec.groups is None
+    assert policy.spec.shares == TWO_LANES
+    assert not partial(DutyCycle, TWO_LANES)().spec.grouped

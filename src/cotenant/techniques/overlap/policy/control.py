@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, cast
 from msgspec import Meta, Struct
 
 from cotenant.core.predictor import Group, GroupPredictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
+from cotenant.core.snapshot import IN_GROUPS, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import Stretch
 from cotenant.policies.facts import LayoutFacts
@@ -28,7 +28,7 @@ from cotenant.techniques.overlap.policy.group_likely import likely_groups
 from cotenant.techniques.overlap.policy.group_search import find_group
 from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.types import Tenant
-from cotenant.work import CPU, Share
+from cotenant.work import CPU
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
@@ -102,7 +102,12 @@ class Overlap(BasePolicy):
         self.check("enqueue_ms", 0 <= self.enqueue_ms <= 1000, "milliseconds from 0 to 1000")
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
-        object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
+        splits = Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS))
+        object.__setattr__(self, "splits", splits)
+        self.specify(cautious=self.cautious)
+        if self.barrier:
+            shares = tuple(dict.fromkeys(share for ways in splits.by_members for split in ways for share in split))
+            self.specify(shares=shares, asked=IN_GROUPS, groups=self)
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
@@ -119,22 +124,8 @@ class Overlap(BasePolicy):
     def _window_ns(self) -> int:
         return int(self.enqueue_ms * 1e6)
 
-    @property
-    def grouped(self) -> bool:
-        """See Policy."""
-        return self.barrier
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get, one lane or several."""
-        if not self.barrier:
-            return self.lanes
-        return tuple(dict.fromkeys(share for ways in self.splits.by_members for split in ways for share in split))
-
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
-        """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""
-        if not self.barrier:
-            return iter(())
+        """The groups that decisions are likely to ask the predictor for, see `group_likely`."""
         return likely_groups(tenants, self.splits, self.ways if self.preempt else 0, self.repeat)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:

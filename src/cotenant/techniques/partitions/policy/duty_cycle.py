@@ -85,7 +85,6 @@ class DutyCycle(BasePolicy):
     sizes_of: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     """Sizes of the shares that each tenant with slots may get: its own, and those of all lanes if it may be a guest."""
 
-    cautious: ClassVar[bool] = False
     name: ClassVar[str] = "duty_cycle"
     of_plans: ClassVar[tuple[str, ...]] = ("rounds",)
 
@@ -110,16 +109,9 @@ class DutyCycle(BasePolicy):
         object.__setattr__(self, "steps", tuple(map(steps_of, complete)))
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "sizes_of", sizes_of)
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The lanes, and the parts of them that members of groups get."""
-        return tuple(dict.fromkeys((*self.lanes, *[part for parts in self.parts for part in parts])))
-
-    @property
-    def asks_groups(self) -> bool:
-        """See Policy."""
-        return any(len(step) > 1 for steps in self.steps for step in steps)
+        has_groups = any(len(step) > 1 for steps in self.steps for step in steps)
+        shares = dict.fromkeys((*self.lanes, *[part for some in parts for part in some]))
+        self.specify(shares=tuple(shares), groups=self if has_groups else None)
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
         """The groups of the rounds, and what is left of them where some have nothing waiting; see `likely_groups`."""
