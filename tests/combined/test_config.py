@@ -156,8 +156,8 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
     wished = {"drop": "expired", "preempt": True, "stretch": 0.3, "ways": 3, "members": 1, "repeat": False}
     options = {key: value for key, value in wished.items() if key in options_of(policy_class(name))}
     policy = make_policy(name, options, TWO_LANES)
-    cuts = True if "preempt" in options else policy.preempt
-    assert (policy.name, policy.drop, policy.preempt, policy.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
+    cuts = True if "preempt" in options else policy.spec.preempt
+    assert (policy.spec.name, policy.spec.drop, policy.spec.preempt, policy.spec.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
     assert getattr(policy, "stretch", 0.3) == 0.3
     if isinstance(policy, Overlap):
         assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)

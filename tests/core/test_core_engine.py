@@ -53,7 +53,7 @@ def responds(actions: list[object]) -> list[tuple[int, Outcome]]:
 
 def test_a_query_is_launched_at_once_on_a_free_lane() -> None:
     actions = engine().handle(QueryArrived(query(0)), 0)
-    assert actions == [Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 10 * MS, 90 * MS)]
+    assert actions == [Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 10 * MS)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer, group_of
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -143,7 +143,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.members: dict[int, set[int]] = {}
         self.draining = False
         self.suspended: set[str] = set()
-        self.groups = 0
 
     # --- what can happen ---------------------------------------------------------------------------------------
 
@@ -354,10 +353,9 @@ class EngineMachine(RuleBasedStateMachine):
         started = [action for action in actions if isinstance(action, Launch)]
         behind = [action.launch for action in actions if isinstance(action, Enqueue)]
         if decided := [*[launch for launch in started if launch.id not in self.enqueued], *behind]:
-            groups = dict.fromkeys(launch.group for launch in decided)
-            assert list(groups) == [*range(self.groups, self.groups + len(groups))], "started together, but no group"
+            groups = dict.fromkeys(group_of(launch) for launch in decided)
+            assert set(groups) <= {launch.id for launch in decided}, "a group whose first launch is another one's"
             assert len(groups) == 1 or not self.policy.spec.grouped, "two groups at once"
-            self.groups += len(groups)
         assert not (started and self.policy.spec.grouped and self.running), "a group starts while another one runs"
         assert not (started and self.enqueued) or {launch.id for launch in started} == set(self.enqueued), "not all"
         assert not (behind and self.enqueued), "two groups wait"
@@ -538,7 +536,6 @@ class EngineMachine(RuleBasedStateMachine):
         assert launch.work.start < launch.work.end
         assert launch.last == (launch.work.end == tenant.unit_count)
         assert self.policy.spec.preempt or (launch.work.start == 0 and launch.last)
-        assert launch.headroom_ns == min(query.deadline_ns for query in queries) - self.now - launch.predicted_ns
 
     @invariant()
     def books_agree(self) -> None:

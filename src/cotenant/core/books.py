@@ -44,7 +44,6 @@ class Books(Guarded):
         self._expiries = expiries
         self._probes = Probes()
         self._batch_count = 0
-        self._group_count = 0
         self._apart_count = 0
         """Groups of queries that are merged with nobody else."""
 
@@ -129,7 +128,6 @@ class Books(Guarded):
         self,
         start: Start,
         begun: dict[tuple[Query, ...], Batch],
-        ahead: bool,
         is_part: bool,
         now_ns: int,
         actions: list[Action],
@@ -160,15 +158,10 @@ class Books(Guarded):
             work.end == cuts[-1],
             start.share,
             start.predicted_ns,
-            batch.deadline_ns - now_ns - start.predicted_ns,
-            self._group_count + start.group,
-            ahead,
             is_part,
             start.after,
             cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
-            start.wanted,
-            start.pressure_pct,
-            start.longest_ns,
+            start.basis,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
 

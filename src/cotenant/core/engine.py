@@ -421,8 +421,7 @@ class Engine(Books):
             begun: dict[tuple[Query, ...], Batch] = {}
             for start in starts:
                 is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
-                self._start(start, begun, decision.ahead, is_part, now_ns, actions)
-            self._group_count += 1 + starts[-1].group
+                self._start(start, begun, is_part, now_ns, actions)
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))

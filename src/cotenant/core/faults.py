@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, PolicyFault
+from cotenant.core.actions import Action, GroupBasis, PolicyFault
 from cotenant.core.admission import hopeless, sizes_to_try
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Policy, PolicySpec, Snapshot, Start
@@ -76,6 +76,7 @@ class Fallback:
         open_shares = [share for share in self._shares if share.mask & ~free == 0]
         waiting = self._waiting(snapshot) if open_shares else []
         heapify(waiting)
+        basis = GroupBasis(snapshot.next_launch) if self._grouped else None
         starts: list[Start] = []
         drops: list[Drop] = []
         while waiting and open_shares:
@@ -90,8 +91,7 @@ class Fallback:
             needed = {size: latency_ns(work, size) for size in sorted(by_size)}
             size = next((size for size, ns in needed.items() if ns <= left_ns), min(needed, key=needed.__getitem__))
             share = by_size[size]
-            group = 0 if self._grouped else len(starts)
-            starts.append(Start(work, () if batch is not None else queries, share, needed[size], batch, group=group))
+            starts.append(Start(work, () if batch is not None else queries, share, needed[size], batch, basis=basis))
             open_shares = [each for each in open_shares if not each.mask & share.mask]
         return Decision(tuple(starts), tuple(drops))
 

@@ -160,11 +160,8 @@ class Start(Struct, frozen=True, gc=False):
     units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
     the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
-    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
-    is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent. Where it was predicted as one of
-    a group of which none of so many members was measured, `longest_ns` is what that takes at most, else 0. Starts of
-    one decision that have different numbers in `group`, from 0 on in ascending order, are different groups.
+    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `basis`
+    is a record (a Struct) that the launch carries for the policy's technique; see Launch.
     """
 
     work: Work
@@ -174,10 +171,7 @@ class Start(Struct, frozen=True, gc=False):
     batch: int | None = None
     after: tuple[int, ...] = ()
     grows: bool = False
-    wanted: int = 0
-    pressure_pct: int = 0
-    longest_ns: int = 0
-    group: int = 0
+    basis: object = None
 
 
 class Growth(Struct, frozen=True, gc=False):
@@ -204,16 +198,13 @@ class Drop:
 class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
-    The starts of one decision begin together: they are a group, or several where they say so. `ahead` says that they
-    have been chosen while the group before them was running, so that the decision takes no time when they begin. A
-    policy is asked again at `again_ns`, a later time, if something waits then and a lane is free; one of groups, if no
-    group waits behind the one that runs.
+    The starts of one decision begin together. A policy is asked again at `again_ns`, a later time, if something waits
+    then and a lane is free; one of groups, if no group waits behind the one that runs.
     """
 
     starts: tuple[Start, ...] = ()
     drops: tuple[Drop, ...] = ()
     memory: object = None
-    ahead: bool = False
     grows: tuple[Growth, ...] = ()
     again_ns: int = 0
 

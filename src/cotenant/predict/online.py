@@ -14,7 +14,7 @@ from itertools import groupby
 from math import exp, log
 from typing import Self
 
-from cotenant.core.actions import Action, Grow, Launch, Respond
+from cotenant.core.actions import Action, Grow, Launch, Respond, group_of
 from cotenant.core.admission import most_cores
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.snapshot import Policy
@@ -301,7 +301,7 @@ class OnlineModel:
             return None
         before = self.predictor
         started = [action for action in actions if isinstance(action, Launch)]
-        for _, group in groupby(started, lambda launch: launch.group):
+        for _, group in groupby(started, group_of):
             self._started([*group], time_ns)
         for action in actions:
             if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on

@@ -32,7 +32,7 @@ from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
 
-FORMAT = "cotenant-trace/2"
+FORMAT = "cotenant-trace/3"
 _MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
@@ -260,7 +260,7 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     """
     file = open_regular(path, TraceError)
     try:
-        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
+        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate', of this version?"
         head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, mend, FORMAT)
     except TraceError:
         file.close()
@@ -328,6 +328,17 @@ def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
 def work_of(launch: Mapping[str, Any]) -> Work:
     """What a Launch action of a record runs."""
     return msgspec.convert(launch["work"], Work)
+
+
+def basis_of(launch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the basis of a Launch action of a record; none where it has no basis."""
+    found = launch.get("basis")
+    return found if isinstance(found, dict) else {}
+
+
+def headroom_ns(launch: Mapping[str, Any], deadlines: Mapping[int, int], decided_ns: int) -> int:
+    """What a launch, decided at this time, was predicted to leave of the time of its most urgent query."""
+    return min(deadlines[query] for query in launch["queries"]) - decided_ns - int(launch["predicted_ns"])
 
 
 def decode_event(

@@ -14,7 +14,7 @@ import pytest
 from client import Client, Watch
 from commands import runner
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, group_of
 from cotenant.core.events import PolicyChanged, PredictorChanged
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
@@ -112,12 +112,12 @@ def test_a_plan_with_a_group_is_taken_over_and_its_members_start_together(
         for part in (watch.seen[:changed], watch.seen[changed:])
     ]
     assert {launch.share.cores for launch in launches[0]} == {cores}
-    groups = Counter(launch.group for launch in launches[1])
-    together = [launch for launch in launches[1] if groups[launch.group] == 2]
+    groups = Counter(group_of(launch) for launch in launches[1])
+    together = [launch for launch in launches[1] if groups[group_of(launch)] == 2]
     assert together, "nobody overlapped"
     assert {(launch.work.tenant, launch.share.cores) for launch in together} == {("a", cores[:1]), ("b", cores[1:])}
-    for number in {launch.group for launch in together}:
-        assert len({launch.predicted_ns for launch in together if launch.group == number}) == 1
+    for number in {group_of(launch) for launch in together}:
+        assert len({launch.predicted_ns for launch in together if group_of(launch) == number}) == 1
 
 
 def test_a_server_that_starts_with_a_group_believes_what_was_measured(measured: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_server_that_starts_with_a_group_believes_what_was_measured(measured: 
         ask_together(Client(server))
     finally:
         server.stop()
-    counts = Counter(launch.group for launch in watch.actions(Launch))
+    counts = Counter(group_of(launch) for launch in watch.actions(Launch))
     assert max(counts.values()) == 2
 
 

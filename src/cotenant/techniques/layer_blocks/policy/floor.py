@@ -9,6 +9,7 @@ from cotenant.core.admission import hopeless
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
 from cotenant.policies.desk import Desk
+from cotenant.techniques.layer_blocks.policy.basis import BlockBasis
 from cotenant.techniques.layer_blocks.policy.rules import (
     ACTS,
     DEADLINE,
@@ -89,16 +90,20 @@ class Floor:
         work, size, since = launch.work, self._lanes[0].size, run.started_ns
         model = self.tables.number_of(tenant, batch.shape, batch.items)
         place = self.tables.places[model]
-        can_grow = launch.wanted and launch.stops and run.state is _RUNNING
+        basis = launch.basis
+        if not isinstance(basis, BlockBasis):  # another policy, or the fallback, has started it
+            deadline = min([query.deadline_ns for query in batch.queries], default=since + launch.predicted_ns)
+            basis = BlockBasis(deadline - since - launch.predicted_ns)
+        can_grow = basis.wanted and launch.stops and run.state is _RUNNING
         row = (
             model,
             RUNS if can_grow else FIXED,
             since,
-            since + launch.headroom_ns + launch.predicted_ns,
+            since + basis.headroom_ns + launch.predicted_ns,
             place[work.start],
             place[work.end],
             launch.share.size // size,
-            launch.wanted // size,
+            basis.wanted // size,
             work.version,
             since,
             since + launch.predicted_ns,
@@ -146,7 +151,10 @@ class Floor:
                     held = 0 if batch.share is None else batch.share.mask
                 work = Work(tenant.name, shape, items, start, tenant.cuts[end], version)
                 share, takes = self._share_of(self._take(cores, held)), takes if takes > 0 else 1
-                starts.append(Start(work, queries, share, takes, resumed, (), wanted > 0, wanted * size, pressure))
+                members = queries if batch is None else batch.queries
+                deadline = min([query.deadline_ns for query in members])
+                basis = BlockBasis(deadline - self._snapshot.now_ns - takes, wanted * size, pressure)
+                starts.append(Start(work, queries, share, takes, resumed, (), wanted > 0, basis))
             elif act == DROP:
                 members = queries if batch is None else batch.queries
                 reason = hopeless(takes, self.jobs[FIELDS * row + DEADLINE] - self._snapshot.now_ns)
@@ -155,7 +163,7 @@ class Floor:
                 had = self._snapshot.running[number].launch.share
                 more = self._share_of(self._take(cores - had.size // size, 0))
                 grows.append(Growth(number, had.joined(more), takes))
-        return Decision(tuple(starts), tuple(drops), self.tables, False, tuple(grows))
+        return Decision(tuple(starts), tuple(drops), self.tables, tuple(grows))
 
     def _take(self, count: int, held: int) -> int:
         """Take free lanes: those that it held first, then the first ones. Gives their mask."""

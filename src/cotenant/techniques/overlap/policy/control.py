@@ -132,7 +132,7 @@ class Overlap(BasePolicy):
         """Start a group, or choose the next one while a group runs."""
         if not self.barrier:
             return self.lanewise.decide(snapshot, memory)
-        predictor = cast(GroupPredictor, snapshot.predictor)
+        predictor, number = cast(GroupPredictor, snapshot.predictor), snapshot.next_launch
         if snapshot.running:
             ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
             begin = max(snapshot.now_ns, *ends)
@@ -143,14 +143,14 @@ class Overlap(BasePolicy):
             if self.enqueue_ms and begin < choice.latest_ns and choice.is_there(snapshot):
                 again = begin - self._window_ns
                 if again <= snapshot.now_ns:
-                    return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
+                    return Decision(choice.starts(number, tuple(snapshot.running), ahead=True))
             return Decision(memory=_Ahead(choice, begin, drops), again_ns=again)
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
-                return Decision(choice.starts(), memory.drops_at(snapshot), ahead=True)
+                return Decision(choice.starts(number, ahead=True), memory.drops_at(snapshot))
         choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
-        return Decision(() if choice is None else choice.starts(), drops)
+        return Decision(() if choice is None else choice.starts(number), drops)
 
     def _choose(
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int

@@ -207,7 +207,7 @@ class _RoundDecision(TurnDesk):
                 counts = list(self._launched[lane])
                 counts[at] += start.work.items
                 self._launched = (*self._launched[:lane], tuple(counts), *self._launched[lane + 1 :])
-        self.begin(*[start for _, start in begun])
+        self.starts += [start for _, start in begun]
         return True
 
     def _together(self, lane: int, waiting: Sequence[int]) -> list[tuple[int, Start]]:
@@ -222,7 +222,9 @@ class _RoundDecision(TurnDesk):
             self._too_slow.update([(lane, seat.queue.tenant.name) for seat in seats])
             return []
         self.taken.update([query.id for batch in batches for query in batch.queries])
-        starts = started(cast(GroupPredictor, self.snapshot.predictor), batches, self.turns)
+        starts = started(
+            cast(GroupPredictor, self.snapshot.predictor), batches, self.snapshot.next_launch + len(self.starts)
+        )
         return [(batch.seat.at, start) for batch, start in zip(batches, starts, strict=True)]
 
     def _seat(self, lane: int, at: int) -> Seat:
@@ -268,7 +270,7 @@ class _RoundDecision(TurnDesk):
                     self._resumed(best, lane, spare) if not isinstance(best, tuple) else self._guest(*best, lane, spare)
                 )
                 if start is not None:
-                    self.begin(start)
+                    self.starts.append(start)
                     return lane
         return None
 
