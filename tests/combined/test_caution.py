@@ -19,7 +19,7 @@ from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, Snapshot
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies import policy_class, policy_names
+from cotenant.policies import policy_names
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy, rebuild_policy
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
@@ -286,7 +286,7 @@ PLAIN = {"fcfs", "sjf", "clockwork"}
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_but_those_with_a_plan_can_be_cautious(tmp_path: Path, name: str) -> None:
     if name in NEVER:
-        assert not policy_class(name).cautious
+        assert not make_policy(name, {}, TWO_LANES).spec.cautious
         with pytest.raises(ConfigError, match=f"'{name}' has no such option"):
             make_policy(name, {"cautious": True}, TWO_LANES)
         return

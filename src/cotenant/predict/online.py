@@ -301,8 +301,11 @@ class OnlineModel:
             return None
         before = self.predictor
         started = [action for action in actions if isinstance(action, Launch)]
-        for _, group in groupby(started, group_of):
-            self._started([*group], time_ns)
+        if isinstance(before, GroupedPredictor):
+            for _, group in groupby(started, group_of):
+                self._started([*group], time_ns)
+        elif started:
+            self._started(started, time_ns)
         for action in actions:
             if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
                 self._launched.pop(action.launch, None)
