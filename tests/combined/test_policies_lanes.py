@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.admission import most_cores
+from cotenant.core.batches import Batch
 from cotenant.core.decisions import fault_of
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import QueryState
-from cotenant.core.queues import Batch, Live, TenantQueue
+from cotenant.core.queues import Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import policy_class, policy_names
 from cotenant.policies.desk import MOST_AT_ONCE

@@ -8,9 +8,10 @@ from itertools import combinations
 
 from msgspec import Struct, UnsetType
 
+from cotenant.core.batches import Batch
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, QueryState, StrandState
-from cotenant.core.queues import Batch, Live, TenantQueue, are_mergeable
+from cotenant.core.queues import Live, TenantQueue, are_mergeable
 from cotenant.core.snapshot import Decision, Growth, Start
 from cotenant.types import LossCause, Tenant
 from cotenant.work import Share, Work

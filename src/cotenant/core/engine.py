@@ -6,15 +6,17 @@ running; the policy decides; drivers carry the actions out and report back.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType, structs
 
-from cotenant.core.actions import Action, Grow, LookAhead, Respond
+from cotenant.core.accounts import Accounts
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
 from cotenant.core.admission import refusal, sizes_to_try
-from cotenant.core.books import Books
+from cotenant.core.batches import Batch, Batches
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
     MOMENTS,
@@ -40,13 +42,13 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
-from cotenant.core.faults import RETRY_NS
+from cotenant.core.faults import RETRY_NS, Guarded
+from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import (
     LOOK_TRANSITIONS,
     NEXT_TRANSITIONS,
     SERVICE_TRANSITIONS,
     BatchState,
-    BatchStep,
     LookState,
     LookStep,
     NextState,
@@ -58,24 +60,24 @@ from cotenant.core.lifecycle import (
     next_query_state,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.queues import Batch, Live
-from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot
+from cotenant.core.probes import Probes
+from cotenant.core.queues import Live, TenantQueues
+from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _NEW = QueryState.NEW
-_ADMIT, _FINISH = QueryStep.ADMIT, QueryStep.FINISH
-_PAUSE_BATCH = BatchStep.PAUSE
-_DOOMED = BatchState.DOOMED
+_ADMIT, _FINISH, _LAUNCH = QueryStep.ADMIT, QueryStep.FINISH, QueryStep.LAUNCH
+_PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
 _DRAINING = ServiceState.DRAINING
 _ANSWERED = Outcome.ANSWERED
 _NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
-class Engine(Books):
+class Engine(Guarded):
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
     Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
@@ -85,7 +87,15 @@ class Engine(Books):
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
-        super().__init__(predictor, machine, Expiries(policy.spec.drop))
+        super().__init__()
+        self.predictor = predictor
+        self._queues = TenantQueues()
+        self._accounts = Accounts()
+        self._live: dict[int, Live] = {}
+        self._batches = Batches()
+        self._launches = Launches(machine.mask)
+        self._expiries = Expiries(policy.spec.drop)
+        self._probes = Probes()
         self._machine = machine
         self._devices = {each.device: each for each in machine.devices}
         self._service, self._look, self._next = ServiceState.OPEN, LookState.IDLE, NextState.OPEN
@@ -155,7 +165,7 @@ class Engine(Books):
         return Snapshot(
             now_ns,
             queues.served,
-            self._paused,
+            self._batches.paused,
             launches.running,
             launches.free_mask,
             self.predictor,
@@ -166,7 +176,10 @@ class Engine(Books):
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Take one event and say what has to be done, in order. `now_ns` never goes back."""
+        """Take one event and say what has to be done, in order. `now_ns` never goes back.
+
+        Four steps: apply the event; expire queries; decide, as the policy's table says; arm the timer.
+        """
         actions: list[Action] = []
         self._handlers[type(event)](event, now_ns, actions)
         expiries = self._expiries
@@ -218,7 +231,7 @@ class Engine(Books):
         launch = run.launch
         if self._probes.inside:
             self._probes.ended(launch, now_ns - run.started_ns, now_ns, has_failed=error is not None)
-        batch = self._batches[launch.batch]
+        batch = self._batches.known[launch.batch]
         batch.open -= 1
         is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
         is_broken = is_lost or error is not None
@@ -243,16 +256,16 @@ class Engine(Books):
                 batch.until = 0
                 self._give_up(batch, actions)
             elif batch.until == batch.tenant.cuts[-1] or batch.state is _DOOMED:
-                self._forget(batch, actions, batch.until < batch.tenant.cuts[-1])
+                self._batches.end(batch)
+                if batch.until < batch.tenant.cuts[-1]:
+                    actions.append(Release(batch.id))
             else:
-                batch.next_unit, batch.share = batch.until, launch.share
-                self._step_batch(batch, _PAUSE_BATCH)
-                self._paused.append(batch)
+                self._batches.pause(batch, launch.share)
                 for query in batch.queries:
                     self._expiries.watch(self._live[query.id])
         if self._launches.waiting:
             due = self._launches.due(event.launch)
-            actions += [self._launches.wake(each, self._batches[each.batch], now_ns) for each in due]
+            actions += [self._launches.wake(each, self._batches.known[each.batch], now_ns) for each in due]
 
     def _on_launch_grew(self, event: LaunchGrew, now_ns: int, actions: list[Action]) -> None:
         self._launches.grew(event.launch)
@@ -307,11 +320,11 @@ class Engine(Books):
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if not self._queues.suspend(event.tenant, event.reason):
             return
-        for batch in [batch for batch in self._paused if batch.tenant.name == event.tenant]:
+        for batch in [batch for batch in self._batches.paused if batch.tenant.name == event.tenant]:
             self._return(batch)
             self._abandon(batch, actions)
         for number in self._launches.of_tenant(event.tenant):
-            batch = self._batches[number]
+            batch = self._batches.known[number]
             if batch.state is BatchState.RUNNING:
                 self._return(batch)
                 self._give_up(batch, actions)
@@ -359,7 +372,7 @@ class Engine(Books):
 
     def _ask_to_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
         """Ask.START."""
-        if self._queues.waiting or self._paused or self._launches.growable:
+        if self._queues.waiting or self._batches.paused or self._launches.growable:
             free = self._launches.free_mask
             for mask in self._lane_masks:
                 if mask & free == mask:
@@ -381,14 +394,14 @@ class Engine(Books):
         """
         launches, was_booked = self._launches, self._next is NextState.BOOKED
         self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
-        if launches.waiting or not (self._queues.waiting or self._paused):
+        if launches.waiting or not (self._queues.waiting or self._batches.paused):
             return
         is_idle = not launches.running
         if is_idle or ask is Ask.NEXT_GROUP:
             again_ns = self._decide(now_ns, actions).again_ns
             self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
             self._again_ns = again_ns if again_ns > now_ns else _NEVER
-            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
+            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._batches.paused)
         else:
             is_due = was_booked or ask is Ask.GROUP_ANEW or self._again_ns <= now_ns
         if is_due:
@@ -400,7 +413,7 @@ class Engine(Books):
 
     def _fault_of(self, decision: Decision) -> str | None:
         """What is wrong with a decision, as the rest of a sentence; None when nothing is."""
-        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches, self._devices)
+        fault = fault_of(decision, self._live, self._batches.known, self._queues.served, self._launches, self._devices)
         if self._grouped and type(decision) is Decision:
             if decision.starts and not is_behind(decision.starts, self._launches):
                 return "starts a group while another one runs"
@@ -428,3 +441,142 @@ class Engine(Books):
         if decision.again_ns > now_ns and not self._grouped:
             self._expiries.arm_at(decision.again_ns, actions)
         return decision
+
+    # --- queries and batches ------------------------------------------------------------------------------------------
+
+    def _end(
+        self,
+        number: int,
+        step: QueryStep,
+        outcome: Outcome,
+        reason: str,
+        actions: list[Action],
+        cause: LossCause | UnsetType = UNSET,
+        whom: str | UnsetType = UNSET,
+    ) -> None:
+        """End a live query, wherever it is, with its one outcome."""
+        live = self._close(number, step, Respond(number, outcome, reason, cause, whom), actions)
+        batch = live.batch
+        if batch is None:
+            self._queues.remove(live.key, live.query)
+            return
+        batch.remove(live.query)
+        if not batch.queries:
+            if batch.state is _PAUSED:
+                self._abandon(batch, actions)
+            elif batch.state is BatchState.RUNNING:
+                self._give_up(batch, actions)
+        elif batch.next_unit == 0 and batch.open and self._launches.waiting_of(batch.id) == batch.open:
+            self._return(batch)  # its rows are not together yet, and never will be: the others form another batch
+            self._give_up(batch, actions)
+
+    def _give_up(self, batch: Batch, actions: list[Action]) -> None:
+        """Nobody waits any more for a batch of which something has run: what of it waits never runs."""
+        if self._launches.waiting and (gone := self._launches.cancel(batch.id)):
+            batch.open -= gone
+            batch.until = 0  # it will not get there
+        if not batch.open:
+            self._batches.end(batch)
+            actions.append(Release(batch.id))
+        elif batch.state is not _DOOMED:
+            self._batches.abandon(batch)
+
+    def _abandon(self, batch: Batch, actions: list[Action]) -> None:
+        """Forget a paused batch that nobody waits for."""
+        self._batches.abandon(batch)
+        actions.append(Release(batch.id))
+
+    def _return(self, batch: Batch, apart: int = 0) -> None:
+        """Let the queries of a batch that cannot go on wait again, to be run anew.
+
+        With `apart`, in groups of so many, whose queries are merged with nobody else from now on.
+        """
+        for at, query in enumerate(batch.queries):
+            live = self._live[query.id]
+            live.state, live.batch = next_query_state(live.state, QueryStep.RETURN, query.id), None
+            if apart:
+                self._batches.apart += at % apart == 0
+                live.query = structs.replace(query, merge_key=-self._batches.apart)
+            live.key = self._key(live.query, batch.tenant, self.predictor)
+            self._queues.push(live.key, live.query)
+            self._expiries.watch(live)
+
+    def _close(self, number: int, step: QueryStep, respond: Respond, actions: list[Action]) -> Live:
+        """Give a live query its outcome; where it waited or ran is left to the caller."""
+        live = self._live.pop(number)
+        next_query_state(live.state, step, number)
+        actions.append(respond)
+        self._accounts.leave(live.query, respond.outcome)
+        return live
+
+    def _start(
+        self, start: Start, begun: dict[tuple[Query, ...], Batch], is_part: bool, now_ns: int, actions: list[Action]
+    ) -> None:
+        """Launch one start. `begun` has the batches that this decision has begun, and that have several."""
+        work, launches, batches = start.work, self._launches, self._batches
+        if start.batch is not None:
+            batch = batches.known[start.batch]
+        elif not is_part or (known := begun.get(start.queries)) is None:
+            batch = self._new_batch(start)
+            if is_part:
+                begun[start.queries] = batch
+        else:
+            batch = known
+        batches.launch(batch, work.end)
+        cuts = batch.tenant.cuts
+        launch = Launch(
+            launches.count,
+            batch.id,
+            batch.query_ids,
+            work,
+            work.end == cuts[-1],
+            start.share,
+            start.predicted_ns,
+            is_part,
+            start.after,
+            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
+            start.basis,
+        )
+        actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
+
+    def _new_batch(self, start: Start) -> Batch:
+        batch = self._batches.begin(self._queues.served[start.work.tenant].tenant, start.queries)
+        keys: list[tuple[int, ...]] = []
+        for query in start.queries:
+            live = self._live[query.id]
+            live.state = next_query_state(live.state, _LAUNCH, query.id)
+            live.batch = batch
+            keys.append(live.key)
+        self._queues.take(keys, start.queries, start.work.tenant)
+        part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
+        self._accounts.begin(start.work.tenant, start.queries, part)
+        return batch
+
+    def _probe(self, query: Query, needed_ns: int, now_ns: int, actions: list[Action]) -> Query | None:
+        """A query that is refused since it is predicted to need more than the SLO, as a probe; None where it is not."""
+        if not needed_ns:
+            return None
+        slo_ns = self._queues.known[query.tenant].tenant.slo_ns
+        probe = self._probes.admit(query, needed_ns, slo_ns, -self._batches.apart - 1, now_ns)
+        if probe is None:
+            return None
+        self._batches.apart += 1
+        actions.append(Probe(query.id, needed_ns))
+        return probe
+
+    def _alone_ns(self, query: Query, tenant: Tenant) -> int:
+        """What a query is predicted to take of a lane, alone."""
+        return self.predictor.latency_ns(tenant.work(query.shape, query.items), self._lanes[0].size)
+
+    def _deal(self, now_ns: int) -> None:
+        """Deal quotas anew: tenants, lanes or the predictor have changed."""
+        size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
+        tenants = [queue.tenant for queue in self._queues.known.values()]
+        self._accounts.deal(tenants, len(self._lanes), lambda each: latency_ns(each.work(0, 1), size), now_ns)
+
+    def _part_of_alone(self, batch: Batch) -> float:
+        """What a batch is predicted to take of what its queries would one by one; 1 at most."""
+        queries, tenant = batch.queries, batch.tenant
+        size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
+        alone_ns = sum([latency_ns(tenant.work(query.shape, query.items), size) for query in queries])
+        return min(1.0, latency_ns(tenant.work(batch.shape, batch.items), size) / max(1, alone_ns))
