@@ -493,7 +493,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert launch.share.mask & ~grow.share.mask == 0
         others = [other.share.mask for other in self.running.values() if other is not launch]
         assert all(grow.share.mask & mask == 0 for mask in others), "overbooked"
-        assert launch.share.size < grow.share.size <= launch.wanted
+        assert launch.share.size < grow.share.size <= launch.basis.wanted
         self.running[grow.launch] = structs.replace(launch, share=grow.share)
         self.growing.append(grow.launch)
         self.seen["grew"] += 1
