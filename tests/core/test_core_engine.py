@@ -399,6 +399,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "other rows": (Decision((begin(work=Work("b", 0, 2, 0, 4)),)), "expected 1 rows of 'b'"),
     "other shape": (Decision((begin(work=Work("b", 1, 1, 0, 4)),)), "at shape 0"),
     "not from its unit": (Decision((begin(work=Work("b", 0, 1, 2, 4)),)), "do not run each unit of each row once"),
+    "basis of anything": (Decision((begin(basis={"group": 0}),)), "a basis that is no Struct"),
     "start after drop": (Decision((begin(),), (Drop(0, ""),)), "which is not waiting"),
 }
 

@@ -361,10 +361,10 @@ class Engine(Guarded):
             if share not in self._machine:
                 raise InvalidValueError(f"policy {spec.name!r}", "lane", share, "a share of the machine")
         sizes = sizes_to_try(spec)
+        asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
         self._trust(policy)
         self.policy, self._lanes, self._drop = policy, spec.lanes, spec.drop
-        self._grouped, self._sizes = spec.grouped, sizes
-        self._asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
+        self._grouped, self._sizes, self._asks = spec.grouped, sizes, asks
         self._again_ns = _NEVER
         self._lane_masks = tuple(lane.mask for lane in spec.lanes)
 

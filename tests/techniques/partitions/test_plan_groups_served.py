@@ -25,7 +25,7 @@ from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Lo
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
 from cotenant.techniques.partitions.serve.replan import Replanner
-from cotenant.trace import read
+from cotenant.trace import basis_of, read
 from cotenant.types import Outcome
 from group_campaign import CORES, SLOTS, measure, profiled
 from repositories import config, scaled, write_model
@@ -158,8 +158,8 @@ def test_the_same_plan_is_simulated_explained_and_replayed(
     assert min(each["answered"] for each in told["runs"][0]["tenants"].values()) > 0
     records = list(read(trace)[1])
     launches = [action for record in records for kind, action in record.actions if kind == "Launch"]
-    groups = Counter(launch.get("group", 0) for launch in launches)
-    together = next(launch for launch in launches if groups[launch.get("group", 0)] == 2)
+    groups = Counter(basis_of(launch).get("group", launch["id"]) for launch in launches)
+    together = next(launch for launch in launches if groups[basis_of(launch).get("group", launch["id"])] == 2)
     done, out, err = run("replay", trace)
     assert (done, err) == (0, "")
     assert "every action is the same" in out
