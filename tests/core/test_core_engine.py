@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -21,7 +21,18 @@ from cotenant.core.events import (
     TenantSuspended,
     TimerFired,
 )
-from cotenant.core.snapshot import Decision, Drop, DropRule, PolicySpec, Snapshot, Start
+from cotenant.core.snapshot import (
+    AT_ARRIVALS,
+    WHEN_FREE,
+    Ask,
+    Decision,
+    Drop,
+    DropRule,
+    Moment,
+    PolicySpec,
+    Snapshot,
+    Start,
+)
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -474,3 +485,25 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
     for number in range(3):
         core.handle(QueryArrived(query(number)) if number < 2 else QueryCancelled(0), number)
     assert seen == [None, 1, 2]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
+def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Moment, Ask], expected: list[int]) -> None:
+    """With every lane busy only a policy that selects is asked at arrivals, once for those that come together."""
+    seen: list[int] = []
+
+    def decide(snapshot: Snapshot) -> Decision:
+        seen.append(snapshot.now_ns)
+        free = [lane for lane in TWO_LANES if lane.mask & snapshot.free_mask == lane.mask]
+        heads = snapshot.queues["b"].queries if free else ()
+        starts = zip(heads, free, strict=False)
+        return Decision(tuple([begin(queries=(head,), share=lane) for head, lane in starts]))
+
+    core = Engine([A, B], Scripted(decide, structs.replace(SCRIPTED, asked=asked)), PREDICTOR, Machine.cpu(CORES))
+    for number, more in enumerate((True, False)):
+        core.handle(QueryArrived(query(number, "b"), more), 0)
+    assert core.running == 2
+    core.handle(QueryArrived(query(2, "b")), 1)
+    core.handle(QueryArrived(query(3, "b"), more=True), 2)
+    core.handle(QueryArrived(query(4, "b")), 2)
+    assert seen == expected
