@@ -487,6 +487,12 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
     assert seen == [None, 1, 2]
 
 
+def test_a_policy_with_a_table_of_its_own_is_refused() -> None:
+    spec = structs.replace(SCRIPTED, asked={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
+    with pytest.raises(InvalidValueError, match="expected WHEN_FREE, AT_ARRIVALS or IN_GROUPS"):
+        Engine([A, B], Scripted(lambda snapshot: Decision(), spec), PREDICTOR, Machine.cpu(CORES))
+
+
 @pytest.mark.parametrize(("asked", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
 def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Moment, Ask], expected: list[int]) -> None:
     """With every lane busy only a policy that selects is asked at arrivals, once for those that come together."""

@@ -62,7 +62,7 @@ from cotenant.core.lifecycle import (
 from cotenant.core.predictor import Predictor
 from cotenant.core.probes import Probes
 from cotenant.core.queues import Live, TenantQueues
-from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot, Start
+from cotenant.core.snapshot import AT_ARRIVALS, IN_GROUPS, WHEN_FREE, Ask, Decision, Moment, Policy, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
@@ -83,7 +83,8 @@ class Engine(Guarded):
     Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
     driver or an executor, never the fault of a client. A policy that raises, or breaks its contract, costs that call
     alone: see `core.faults`.
-    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine.
+    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine, or the policy
+    is asked by another table than those of `core.snapshot`.
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
@@ -360,6 +361,9 @@ class Engine(Guarded):
         for share in (*spec.lanes, *spec.shares):
             if share not in self._machine:
                 raise InvalidValueError(f"policy {spec.name!r}", "lane", share, "a share of the machine")
+        if spec.asked not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
+            expected = "WHEN_FREE, AT_ARRIVALS or IN_GROUPS"
+            raise InvalidValueError(f"policy {spec.name!r}", "asked", dict(spec.asked), expected)
         sizes = sizes_to_try(spec)
         asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
         self._trust(policy)
