@@ -93,7 +93,7 @@ def policies_of(context: Context) -> dict[str, Callable[[], Any]]:
 def _serve(context: Context, pair: Sequence[str], items: int, load: float, contender: str) -> list[Row]:
     policies = {name: make() for name, make in policies_of(context).items()}
     policy = policies[contender]
-    sizes = [share.size for each in policies.values() for share in each.shares]
+    sizes = [share.size for each in policies.values() for share in each.spec.shares]
     setting = _setting(context, pair, items, list(dict.fromkeys(sizes)))
     runner = context.runner(policy.spec.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
     effort = replace(context.effort, longest_s=_WARM_UP_S)
