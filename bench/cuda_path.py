@@ -134,7 +134,7 @@ def _graphs(launches: int) -> dict[str, float]:
             rows = int(rng.integers(1, MAX_BATCH + 1))
             executor.put(query, {name: feeds[rows - 1]})
             work = Work(models[query % MODELS].name, 0, rows, 0, units)
-            executor.start(Launch(query, query, (query,), work, True, shares[query // MODELS % LANES], 0, 0), end)
+            executor.start(Launch(query, query, (query,), work, True, shares[query // MODELS % LANES], 0), end)
         _wait(ended, launches)
         counts: Sequence[float] = (captured / MODELS, device.captures - captured, executor.chains.eager)
         executor.close()

@@ -94,8 +94,7 @@ class _Counting:
     """The policy as it is, with a count of its decisions: tells which calls of `handle` had to decide."""
 
     def __init__(self, policy: ListPolicy) -> None:
-        self.name, self.drop, self.lanes, self.queue_key = policy.name, policy.drop, policy.lanes, policy.queue_key
-        self.grouped, self.shares, self.selects = policy.grouped, policy.shares, policy.selects
+        self.spec, self.queue_key = policy.spec, policy.queue_key
         self._decide = policy.decide
         self.decisions = 0
 

@@ -82,7 +82,7 @@ class Chain:
         number = self._next
         self._next += 1
         self._executor.put(number, self._inputs)
-        launch = Launch(number, number, (number,), Work(TENANT, 0, 1, 0, 1), True, self._partition, 1_000_000, 0)
+        launch = Launch(number, number, (number,), Work(TENANT, 0, 1, 0, 1), True, self._partition, 1_000_000)
         self._began = time.perf_counter_ns()
         self._executor.start(launch, self._end)
 

@@ -33,7 +33,7 @@ lanes = (Share((0,)), Share((1,)))
 print("policy   vision    text  keyword   total   (share of all queries answered in time)")
 for name in ("fcfs", "sjf", "edf"):
     policy = policy_class(name)(lanes)
-    mine = tenants if policy.preempt else tuple(replace(each, cuts=(0, each.unit_count)) for each in tenants)
+    mine = tenants if policy.spec.preempt else tuple(replace(each, cuts=(0, each.unit_count)) for each in tenants)
     engine = Engine(mine, policy, TablePredictor(tables), Machine.cpu((0, 1)))
     log = OutcomeLog([tenant.name for tenant in tenants])
     sent = {}

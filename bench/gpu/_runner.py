@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.gpu._journal import MeasureError
 from bench.gpu._models import Subject
-from cotenant.core.actions import Launch
+from cotenant.core.actions import GroupBasis, Launch
 from cotenant.execute.protocol import Timing
 from cotenant.work import Share, Work
 
@@ -250,8 +250,7 @@ class Runner:
             last,
             job.partition,
             self._took_ns.get(job, 0),
-            0,
-            number,
+            basis=GroupBasis(number),
         )
 
     def _next(self) -> int:

@@ -93,11 +93,11 @@ def policies_of(context: Context) -> dict[str, Callable[[], Any]]:
 def _serve(context: Context, pair: Sequence[str], items: int, load: float, contender: str) -> list[Row]:
     policies = {name: make() for name, make in policies_of(context).items()}
     policy = policies[contender]
-    sizes = [share.size for each in policies.values() for share in each.shares]
+    sizes = [share.size for each in policies.values() for share in each.spec.shares]
     setting = _setting(context, pair, items, list(dict.fromkeys(sizes)))
-    runner = context.runner(policy.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
+    runner = context.runner(policy.spec.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
     effort = replace(context.effort, longest_s=_WARM_UP_S)
-    runner.warm(list(_launches(setting.tenants, setting.items, policy.shares)), effort)
+    runner.warm(list(_launches(setting.tenants, setting.items, policy.spec.shares)), effort)
     rates = {name: load / len(pair) * 1e9 / setting.alone_ns[name] for name in pair}
     seconds = _QUICK_SECONDS
     if not context.quick:

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from bench.papers.abacus._group_world import GroupWorld, member_of
-from cotenant.core.actions import Launch
+from cotenant.core.actions import GroupBasis, Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
 from cotenant.work import Share, Work
@@ -17,7 +17,7 @@ ONE, OTHER = Share((0,)), Share((1,))
 
 
 def launch(number: int, group: int, end: int = 4, partition: Share = ONE) -> Launch:
-    return Launch(number, number, (number,), Work("a", 0, 2, 0, end), True, partition, 1, 1, group)
+    return Launch(number, number, (number,), Work("a", 0, 2, 0, end), True, partition, 1, basis=GroupBasis(group))
 
 
 def units(group: Group) -> float:

@@ -370,7 +370,7 @@ def test_plans_are_held_to(admission: Admission) -> None:
 
 def launch(number: int, tenant: str, end: int, *, start: int = 0, rows: int = 1, after: tuple[int, ...] = ()) -> Launch:
     return Launch(
-        number, number, (number,), Work(tenant, 0, rows, start, end), True, Share((0,), "gpu"), 1, 1, after=after
+        number, number, (number,), Work(tenant, 0, rows, start, end), True, Share((0,), "gpu"), 1, after=after
     )
 
 
@@ -397,7 +397,7 @@ def test_rows_of_parts_are_joined_once_by_what_goes_on_with_others() -> None:
 
     def play(number: int, start: int, end: int, *rows: int, at: int) -> int:
         work = Work("m", 0, rows[1] - rows[0] if rows else 4, start, end, rows=rows)
-        world.start(Launch(number, 1, (1,), work, end == 4, Share((0,), "gpu"), 1, 1, part=bool(rows)), at)
+        world.start(Launch(number, 1, (1,), work, end == 4, Share((0,), "gpu"), 1, part=bool(rows)), at)
         ends, _ = world.next_ns(), world.pop()
         assert ends is not None
         return ends - at

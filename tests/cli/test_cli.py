@@ -301,7 +301,7 @@ def test_a_trace_that_was_tampered_with_differs(run: Run, trace: Path, tmp_path:
     changed = tmp_path / "changed.jsonl"
     at = next(number for number, line in enumerate(lines) if number > 20 and '"Launch"' in line)
     record = json.loads(lines[at])
-    next(action for kind, action in record[3] if kind == "Launch")["headroom_ns"] += 1
+    next(action for kind, action in record[3] if kind == "Launch")["predicted_ns"] += 1
     changed.write_text("\n".join([*lines[:at], json.dumps(record), *lines[at + 1 :]]) + "\n", encoding="utf-8")
     status, out, _ = run("replay", changed, "--json")
     assert status == 1
@@ -343,7 +343,7 @@ WRONG: dict[str, tuple[Callable[[Path, Path, Path, Path], tuple[object, ...]], s
     "explain nowhere": (lambda r, w, t, f: ("explain", 1, f / "nowhere"), "cannot be read"),
     "explain folder": (lambda r, w, t, f: ("explain", 1, f), "cannot be read"),
     "explain number": (lambda r, w, t, f: ("explain", 10**9, t), "is not in this trace"),
-    "explain no trace": (lambda r, w, t, f: ("explain", 1, w), "is not a cotenant-trace/2 file"),
+    "explain no trace": (lambda r, w, t, f: ("explain", 1, w), "is not a cotenant-trace/3 file"),
     "bound nowhere": (lambda r, w, t, f: ("bound", f / "nowhere"), "cannot be read"),
     "bound nothing": (lambda r, w, t, f: ("bound", damaged(t, f, 1, "[")), "line 2 is not a record"),
     "replay nowhere": (lambda r, w, t, f: ("replay", f / "nowhere"), "cannot be read"),

@@ -19,7 +19,7 @@ from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, Snapshot
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies import policy_class, policy_names
+from cotenant.policies import policy_names
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy, rebuild_policy
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
@@ -243,7 +243,7 @@ def test_beliefs_take_the_margin_from_launches_and_keep_it_when_a_model_comes() 
     for number in range(600):
         begin, took = number * 100 * MS, (30 if number % 5 == 0 else 10) * MS
         predicted = beliefs.predictor.latency_ns(Work("a", 0, 1, 0, 1), 1)
-        launch = Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted, 0, number)
+        launch = Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted)
         beliefs(begin, QueryArrived(Query(number, "a", begin, begin)), [launch], None)
         changes += isinstance(beliefs(begin + took, LaunchEnded(number), [], None), PredictorChanged)
     spread = beliefs.predictor.margin.spreads["a"]
@@ -286,12 +286,12 @@ PLAIN = {"fcfs", "sjf", "clockwork"}
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_but_those_with_a_plan_can_be_cautious(tmp_path: Path, name: str) -> None:
     if name in NEVER:
-        assert not policy_class(name).cautious
+        assert not make_policy(name, {}, TWO_LANES).spec.cautious
         with pytest.raises(ConfigError, match=f"'{name}' has no such option"):
             make_policy(name, {"cautious": True}, TWO_LANES)
         return
     made = [make_policy(name, options, TWO_LANES) for options in ({}, {"cautious": True}, {"cautious": False})]
-    assert [policy.cautious for policy in made] == [name not in PLAIN, True, False]
+    assert [policy.spec.cautious for policy in made] == [name not in PLAIN, True, False]
     (tmp_path / "cotenant.toml").write_text("[policy]\ncautious = true\n", encoding="utf-8")
     assert settings_of(tmp_path, {"policy.name": name}).policy.options["cautious"] is True
     assert settings_of(tmp_path, {"policy.name": name, "policy.cautious": False}).policy.options["cautious"] is False

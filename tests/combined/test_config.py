@@ -156,12 +156,13 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
     wished = {"drop": "expired", "preempt": True, "stretch": 0.3, "ways": 3, "members": 1, "repeat": False}
     options = {key: value for key, value in wished.items() if key in options_of(policy_class(name))}
     policy = make_policy(name, options, TWO_LANES)
-    cuts = True if "preempt" in options else policy.preempt
-    assert (policy.name, policy.drop, policy.preempt, policy.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
+    cuts = True if "preempt" in options else policy.spec.preempt
+    spec = policy.spec
+    assert (spec.name, spec.drop, spec.preempt, spec.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
     assert getattr(policy, "stretch", 0.3) == 0.3
     if isinstance(policy, Overlap):
         assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)
-    assert make_policy(name, {}, ONE_LANE).preempt == policy_class(name)(ONE_LANE).preempt
+    assert make_policy(name, {}, ONE_LANE) == policy_class(name)(ONE_LANE)
     head = msgspec.json.decode(
         msgspec.json.encode(header(policy, tables({"a": 1}), (), Machine.cpu(CORES), created="").policy_options)
     )

@@ -447,10 +447,7 @@ class Faulty:
     """A policy whose every decision fails."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
+        self.spec, self.queue_key = policy.spec, policy.queue_key
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         raise ValueError("what is this?")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cotenant import trace
-from cotenant.core.actions import Launch
+from cotenant.core.actions import GroupBasis, Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.policies.registry import rebuild_policy
@@ -66,7 +66,9 @@ def test_without_a_fit_launches_are_believed_not_to_touch_each_other() -> None:
 
 
 def launch(number: int, group: int, tenant: str, cores: tuple[int, ...], predicted_ns: int) -> Launch:
-    return Launch(number, number, (number,), Work(tenant, 0, 1, 0, 2), True, Share(cores), predicted_ns, 0, group)
+    return Launch(
+        number, number, (number,), Work(tenant, 0, 1, 0, 2), True, Share(cores), predicted_ns, basis=GroupBasis(group)
+    )
 
 
 def beliefs() -> OnlineModel:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.admission import most_cores
+from cotenant.core.batches import Batch
 from cotenant.core.decisions import fault_of
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import QueryState
-from cotenant.core.queues import Batch, Live, TenantQueue
+from cotenant.core.queues import Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import policy_class, policy_names
 from cotenant.policies.desk import MOST_AT_ONCE
@@ -54,13 +55,13 @@ def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
 
 
 def ids(policy: Policy) -> str:
-    return f"{policy.name}{'-cautious' if policy.cautious else ''}{'-grouped' if policy.grouped else ''}"
+    return f"{policy.name}{'-cautious' if policy.spec.cautious else ''}{'-grouped' if policy.spec.grouped else ''}"
 
 
 @pytest.mark.parametrize("policy", all_policies(TWO_LANES) + all_policies((NARROW, WIDE)), ids=ids)
 def test_who_fits_into_the_most_that_a_policy_gives_is_let_in_and_served(policy: Policy) -> None:
-    most = most_cores(policy)
-    assert most == max(share.size for share in policy.shares)
+    most = most_cores(policy.spec)
+    assert most == max(share.size for share in policy.spec.shares)
     needed = PREDICTOR.latency_ns(Work("a", 0, 1, 0, 1), most)
     engine = Engine([Tenant("a", needed)], policy, PREDICTOR, Machine.cpu((0, 1, 2)))
     [launch] = [each for each in engine.handle(QueryArrived(Query(0, "a", 0, needed)), 0) if isinstance(each, Launch)]
@@ -84,7 +85,7 @@ def decide(policy: Policy, tenants: list[Tenant], queries: list[Query], predicto
         queue.push(key, query)
         live[query.id] = Live(query, key, QueryState.QUEUED)
     free = 0
-    for lane in policy.lanes:
+    for lane in policy.spec.lanes:
         free |= lane.mask
     weights_differ = len({tenant.weight for tenant in tenants}) > 1
     decision = policy.decide(Snapshot(0, queues, [], {}, free, predictor, weights_differ), None)
@@ -95,7 +96,7 @@ def decide(policy: Policy, tenants: list[Tenant], queries: list[Query], predicto
             {},
             queues,
             Launches(free),
-            {each.device: each for each in Machine.holding(policy.lanes).devices},
+            {each.device: each for each in Machine.holding(policy.spec.lanes).devices},
         )
         is None
     )
@@ -107,7 +108,7 @@ def started(decision: Decision) -> list[tuple[int, ...]]:
 
 
 LANES = [(NARROW, WIDE), (WIDE, NARROW), (NARROW, Share((1,)), Share((2, 3)))]
-MIXED = [policy for lanes in LANES for policy in all_policies(lanes) if not policy.grouped]
+MIXED = [policy for lanes in LANES for policy in all_policies(lanes) if not policy.spec.grouped]
 
 
 @pytest.mark.parametrize("policy", MIXED, ids=ids)
@@ -116,7 +117,7 @@ def test_what_is_too_slow_in_one_lane_is_left_to_another_and_hides_nobody(policy
     limits = [14, 15, 60, 61, 62]
     queries = [Query(n, "a", 0, limit * MS, merge_key=n) for n, limit in enumerate(limits)]
     decision = decide(policy, [Tenant("a", 100 * MS)], queries, PREDICTOR)
-    assert len(decision.starts) == len(policy.lanes)
+    assert len(decision.starts) == len(policy.spec.lanes)
     by_size = {start.share.size: start.queries[0].id for start in decision.starts}
     assert by_size[2] == 0
     assert by_size[1] > 1
@@ -191,7 +192,7 @@ def test_with_many_free_lanes_nobody_is_started_twice_and_no_lane_stays_idle(
     tenants = [Tenant("a", 30 * MS, max_batch=max_batch), Tenant("b", 30 * MS, max_batch=max_batch, weight=weight)]
     queries = [Query(n, name, 0, limit * MS, merge_key=key) for n, (name, limit, key) in enumerate(waiting)]
     decision = decide(made, tenants, queries, EVEN)
-    if made.grouped:
+    if made.spec.grouped:
         return
     gone = {query for start in started(decision) for query in start} | {drop.query for drop in decision.drops}
     busy = {start.share for start in decision.starts}

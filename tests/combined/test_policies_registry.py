@@ -107,10 +107,10 @@ def test_a_name_is_of_one_policy() -> None:
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_says_all_that_the_protocol_asks(name: str) -> None:
     policy = make_policy(name, {}, TWO_LANES)
-    assert policy.lanes == TWO_LANES
-    assert {core for share in policy.shares for core in share.cores} == set(CORES[:2])
-    assert {type(policy.grouped), type(policy.preempt), type(policy.cautious)} == {bool}
-    assert policy.drop is DropRule.HOPELESS
+    assert policy.spec.lanes == TWO_LANES
+    assert {core for share in policy.spec.shares for core in share.cores} == set(CORES[:2])
+    assert {type(policy.spec.grouped), type(policy.spec.preempt), type(policy.spec.cautious)} == {bool}
+    assert policy.spec.drop is DropRule.HOPELESS
 
 
 # --- the barrier -------------------------------------------------------------------------------------------------

@@ -38,10 +38,6 @@ SOME = settings(max_examples=40, deadline=None, database=None)
 class Held(Watched):
     """A policy that is asked twice about everything, and whose every answer is looked at."""
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.preempt, self.cautious = policy.preempt, policy.cautious
-
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         key = super().queue_key(query, tenant, predictor)
         assert key == super().queue_key(query, tenant, predictor), "another key for the same query"
@@ -51,7 +47,7 @@ class Held(Watched):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         decision = super().decide(snapshot, memory)
-        assert {start.share for start in decision.starts} <= set(self.shares), "a share that it did not name"
+        assert {start.share for start in decision.starts} <= set(self.spec.shares), "a share that it did not name"
         assert all(drop.reason for drop in decision.drops), "a client is told no reason"
         return decision
 
@@ -125,8 +121,9 @@ def hold(policy: Policy, queries: list[Query]) -> list[tuple[int, Event, list[Ac
 
     Launches take longer or shorter than predicted, and some fail. Queries are served to their ends.
     """
-    assert set(policy.lanes) <= set(policy.shares)
-    assert policy.asks_groups or not policy.grouped
+    spec = policy.spec
+    assert set(spec.lanes) <= set(spec.shares)
+    assert spec.groups is not None or not spec.grouped
     log: list[tuple[int, Event, list[Action]]] = []
     world = TableWorld(PREDICTOR, noise=0.3, failure_rate=0.05, seed=1)
     made = play(Held(policy), TENANTS.values(), PREDICTOR, queries, world, log=lambda *told: log.append(told))

@@ -70,9 +70,7 @@ class World:
         if span[0] == 0:
             self.executor.put(query, {"x": values(query, rows)})
         batch = query if batch is None else batch
-        launch = Launch(
-            number, batch, (query,), Work(tenant, 0, rows, *span), span[1] == 4, partition, 1, 1, after=after
-        )
+        launch = Launch(number, batch, (query,), Work(tenant, 0, rows, *span), span[1] == 4, partition, 1, after=after)
         if after:
             self.executor.enqueue(launch)
             self.waiting[number] = launch
@@ -211,7 +209,7 @@ def test_lanes_of_a_cpu_compute_on_their_first_core_and_tell_of_it_there() -> No
 
     for query, partition in enumerate((Share(CORES[-1:]), Share(CORES[:2]))):
         executor.put(query, {"x": values(query)})
-        executor.start(Launch(query, query, (query,), Work("a", 0, 1, 0, 4), True, partition, 1, 1), end)
+        executor.start(Launch(query, query, (query,), Work("a", 0, 1, 0, 4), True, partition, 1), end)
         assert ended.acquire(timeout=WAIT_S)
     executor.close()
     assert [cores for _, cores in threads] == [{CORES[-1]}, {CORES[0]}]
@@ -300,7 +298,7 @@ class Strands:
     ) -> int:
         number = next(self.world._numbers)
         work = Work("a", 0, rows[1] - rows[0] if rows else self.rows, *span, rows=rows)
-        launch = Launch(number, self.query, (self.query,), work, span[1] == end, share, 1, 1, part=part, after=after)
+        launch = Launch(number, self.query, (self.query,), work, span[1] == end, share, 1, part=part, after=after)
         if after:
             self.world.executor.enqueue(launch)
             self.world.waiting[number] = launch
@@ -739,7 +737,7 @@ def test_a_dtype_that_torch_does_not_have_is_named(world: World) -> None:
         reasons.append(error)
         ended.set()
 
-    world.executor.start(Launch(0, 0, (0,), Work("a", 0, 1, 0, 4), True, LEFT, 1, 1), end)
+    world.executor.start(Launch(0, 0, (0,), Work("a", 0, 1, 0, 4), True, LEFT, 1), end)
     assert ended.wait(WAIT_S)
     assert reasons == ["input 'x' is object, which torch has no tensors of"]
 
@@ -777,7 +775,7 @@ def test_a_group_is_on_the_device_behind_the_one_that_runs(device: FakeStreams) 
     tenants = tuple(Tenant(name, 10**12, (0, 2, 4), max_batch=4) for name in ("a", "b"))
     policy = Overlap((LEFT, RIGHT), enqueue_ms=1000)
     for tenant in tenants:
-        world.serve(tenant.name, replace(SPEC, shares=policy.shares))
+        world.serve(tenant.name, replace(SPEC, shares=policy.spec.shares))
     table = LatencyTable((LatencyRow(0, 1, 2, 10**6), LatencyRow(0, 4, 2, 10**6)), (1.0,) * 4)
     predictor = TablePredictor({tenant.name: table for tenant in tenants})
     clock = RealClock()

@@ -211,7 +211,7 @@ def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runne
     if isinstance(
         case.executor, ThreadExecutor | TorchExecutor
     ):  # hold the lane, so that the discard surely comes first
-        launch = Launch(99, 99, (), Work("nobody", 0, 0, 1, 2), True, ONE, 1, 1)
+        launch = Launch(99, 99, (), Work("nobody", 0, 0, 1, 2), True, ONE, 1)
         case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
     for query in (0, 1):
         runner.put(query, case.inputs(query, 1))
@@ -292,7 +292,7 @@ def test_lanes_sit_on_their_cores_and_are_nice(folder: Path) -> None:
                 seen[partition] = os.sched_getaffinity(thread), os.getpriority(os.PRIO_PROCESS, thread)
                 e.set()
 
-            case.executor.start(Launch(query, query, (query,), Work("picky", 0, 1, 0, 1), True, partition, 1, 1), look)
+            case.executor.start(Launch(query, query, (query,), Work("picky", 0, 1, 0, 1), True, partition, 1), look)
             assert ended.wait(WAIT_S)
     nice = max(base, 3)
     assert seen == {ONE: ({CORES[0]}, nice), OTHER: ({CORES[-1]}, nice), BOTH: ({CORES[0]}, nice)}

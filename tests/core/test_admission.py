@@ -25,9 +25,9 @@ class Joining(Edf):
 
     name: ClassVar[str] = "joining"
 
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        return (*self.lanes, Share((0, 1, 2, 3)))
+    def __post_init__(self) -> None:
+        Edf.__post_init__(self)
+        self.specify(shares=(*self.lanes, Share((0, 1, 2, 3))))
 
 
 class Stepped:
@@ -44,16 +44,16 @@ class Stepped:
 
 
 def test_a_policy_of_unions_gets_any_number_of_cores() -> None:
-    assert sizes_to_try(Joining(LANES)) == (4, 3, 2, 1)
-    assert sizes_to_try(Edf(LANES)) == (1,)
-    assert sizes_to_try(Edf((Share((0, 1)), Share((2,))))) == (2,)
+    assert sizes_to_try(Joining(LANES).spec) == (4, 3, 2, 1)
+    assert sizes_to_try(Edf(LANES).spec) == (1,)
+    assert sizes_to_try(Edf((Share((0, 1)), Share((2,)))).spec) == (2,)
 
 
 @pytest.mark.parametrize(("deadline", "is_in", "asked"), [(120, True, 1), (90, True, 5), (89, False, 5)])
 def test_fewer_cores_than_the_most_are_tried(deadline: int, is_in: bool, asked: int) -> None:
     stepped, queue = Stepped(), TenantQueue(TENANT)
     query = Query(0, "a", 0, deadline)
-    sizes = sizes_to_try(Joining(LANES))
+    sizes = sizes_to_try(Joining(LANES).spec)
     text = refusal(query, queue, drop=DropRule.HOPELESS, predictor=stepped, sizes=sizes, draining=False, now_ns=0)
     assert (text is None) is is_in
     assert stepped.asked == asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -21,7 +21,18 @@ from cotenant.core.events import (
     TenantSuspended,
     TimerFired,
 )
-from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
+from cotenant.core.snapshot import (
+    AT_ARRIVALS,
+    WHEN_FREE,
+    Ask,
+    Decision,
+    Drop,
+    DropRule,
+    Moment,
+    PolicySpec,
+    Snapshot,
+    Start,
+)
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -53,7 +64,7 @@ def responds(actions: list[object]) -> list[tuple[int, Outcome]]:
 
 def test_a_query_is_launched_at_once_on_a_free_lane() -> None:
     actions = engine().handle(QueryArrived(query(0)), 0)
-    assert actions == [Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 10 * MS, 90 * MS)]
+    assert actions == [Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 10 * MS)]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +361,8 @@ def test_a_lane_outside_the_device_is_refused() -> None:
 def test_a_share_that_spans_two_devices_is_refused() -> None:
     machine = Machine.of({"cpu": (0,), "other": (0,)})
     lanes = tuple(machine.share((0,), each.device) for each in machine.devices)
-    spanning = Scripted(lambda snapshot: Decision(), lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    spec = structs.replace(SCRIPTED, lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    spanning = Scripted(lambda snapshot: Decision(), spec)
     with pytest.raises(InvalidValueError, match=r"lane is .*, expected a share of the machine"):
         Engine([A], spanning, PREDICTOR, machine)
 
@@ -358,17 +370,15 @@ def test_a_share_that_spans_two_devices_is_refused() -> None:
 # --- policies that break the contract ---------------------------------------------------------------------------
 
 
+SCRIPTED = PolicySpec(name="scripted", lanes=TWO_LANES, shares=TWO_LANES, drop=DropRule.NONE)
+
+
 @dataclass
 class Scripted:
     """Decides whatever the test says."""
 
     script: Callable[[Snapshot], Decision]
-    name: str = "scripted"
-    drop: DropRule = DropRule.NONE
-    lanes: tuple[Share, ...] = TWO_LANES
-    shares: tuple[Share, ...] = TWO_LANES
-    grouped: bool = False
-    selects: bool = False
+    spec: PolicySpec = SCRIPTED
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:
         return (query.id,)
@@ -400,6 +410,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "other rows": (Decision((begin(work=Work("b", 0, 2, 0, 4)),)), "expected 1 rows of 'b'"),
     "other shape": (Decision((begin(work=Work("b", 1, 1, 0, 4)),)), "at shape 0"),
     "not from its unit": (Decision((begin(work=Work("b", 0, 1, 2, 4)),)), "do not run each unit of each row once"),
+    "basis of anything": (Decision((begin(basis={"group": 0}),)), "a basis that is no Struct"),
     "start after drop": (Decision((begin(),), (Drop(0, ""),)), "which is not waiting"),
 }
 
@@ -474,3 +485,31 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
     for number in range(3):
         core.handle(QueryArrived(query(number)) if number < 2 else QueryCancelled(0), number)
     assert seen == [None, 1, 2]
+
+
+def test_a_policy_with_a_table_of_its_own_is_refused() -> None:
+    spec = structs.replace(SCRIPTED, asked={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
+    with pytest.raises(InvalidValueError, match="expected WHEN_FREE, AT_ARRIVALS or IN_GROUPS"):
+        Engine([A, B], Scripted(lambda snapshot: Decision(), spec), PREDICTOR, Machine.cpu(CORES))
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
+def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Moment, Ask], expected: list[int]) -> None:
+    """With every lane busy only a policy that selects is asked at arrivals, once for those that come together."""
+    seen: list[int] = []
+
+    def decide(snapshot: Snapshot) -> Decision:
+        seen.append(snapshot.now_ns)
+        free = [lane for lane in TWO_LANES if lane.mask & snapshot.free_mask == lane.mask]
+        heads = snapshot.queues["b"].queries if free else ()
+        starts = zip(heads, free, strict=False)
+        return Decision(tuple([begin(queries=(head,), share=lane) for head, lane in starts]))
+
+    core = Engine([A, B], Scripted(decide, structs.replace(SCRIPTED, asked=asked)), PREDICTOR, Machine.cpu(CORES))
+    for number, more in enumerate((True, False)):
+        core.handle(QueryArrived(query(number, "b"), more), 0)
+    assert core.running == 2
+    core.handle(QueryArrived(query(2, "b")), 1)
+    core.handle(QueryArrived(query(3, "b"), more=True), 2)
+    core.handle(QueryArrived(query(4, "b")), 2)
+    assert seen == expected

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
+from cotenant.core.actions import Action, Enqueue, GroupBasis, Launch, LookAhead, Release, SetTimer, group_of
 from cotenant.core.events import (
     Event,
     LaunchEnded,
@@ -19,7 +19,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Snapshot, Start
+from cotenant.core.snapshot import IN_GROUPS, Decision, DropRule, PolicySpec, Snapshot, Start
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
@@ -37,8 +37,9 @@ Step = Callable[[Snapshot], Decision]
 class Groups:
     """Decides what it is told, once each, as groups; with nothing left to be told, nothing."""
 
-    name, drop, preempt, cautious, grouped, selects = "groups", DropRule.NONE, True, False, True, False
-    lanes = shares = (LEFT, RIGHT)
+    spec = PolicySpec(
+        name="groups", lanes=(LEFT, RIGHT), shares=(LEFT, RIGHT), drop=DropRule.NONE, asked=IN_GROUPS, preempt=True
+    )
 
     def __init__(self, *steps: Step) -> None:
         self.left = list(steps)
@@ -63,12 +64,13 @@ def nothing(snapshot: Snapshot) -> Decision:
 def heads(snapshot: Snapshot, after: tuple[int, ...] = ()) -> Decision:
     """The head of each queue on a lane of its own."""
     found = [(queue.tenant, queue.queries[0]) for queue in snapshot.queues.values() if queue.queries]
-    lanes: Sequence[Share] = Groups.lanes
+    lanes: Sequence[Share] = Groups.spec.lanes
+    basis = GroupBasis(snapshot.next_launch, ahead=bool(after))
     starts = [
-        Start(tenant.work(0, 1), (head,), lane, 5, None, after)
+        Start(tenant.work(0, 1), (head,), lane, 5, None, after, basis=basis)
         for (tenant, head), lane in zip(found, lanes, strict=False)
     ]
-    return Decision(tuple(starts), ahead=bool(after))
+    return Decision(tuple(starts))
 
 
 def behind(snapshot: Snapshot) -> Decision:
@@ -107,7 +109,7 @@ def test_a_group_is_started_behind_the_one_that_runs_and_runs_when_that_has_ende
     assert stage.free == 0
     started = stage.tell(LaunchEnded(1))[1:]
     assert [Enqueue(action) for action in started if isinstance(action, Launch)] == told
-    assert {(launch.group, launch.ahead) for launch in started if isinstance(launch, Launch)} == {(1, True)}
+    assert {(group_of(launch), launch.basis.ahead) for launch in started if isinstance(launch, Launch)} == {(2, True)}
     stage.tell(LaunchEnded(2))
     stage.tell(LaunchEnded(3))
     assert (stage.engine.live, stage.free) == (0, MACHINE.mask)

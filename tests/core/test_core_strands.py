@@ -21,7 +21,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, Snapshot, Start
+from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, PolicySpec, Snapshot, Start
 from cotenant.errors import ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.types import Outcome, Query, Tenant
@@ -40,8 +40,8 @@ WHOLE = DEEP.work(0, 2)
 class Script:
     """Decides what it is told, once each; nothing else. Lanes are all slots by themselves."""
 
-    name, drop, preempt, cautious, grouped, selects = "script", DropRule.NONE, True, False, False, False
-    lanes = shares = (LEFT, RIGHT, GPU)
+    lanes = (LEFT, RIGHT, GPU)
+    spec = PolicySpec(name="script", lanes=lanes, shares=lanes, drop=DropRule.NONE, preempt=True)
 
     def __init__(self, *decisions: Decision | Callable[[Snapshot], Decision]) -> None:
         self.left = list(decisions)

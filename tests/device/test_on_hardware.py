@@ -126,7 +126,7 @@ def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Pa
             image = np.random.default_rng(query).standard_normal((3, 3, 16, 16)).astype(np.float32)
             executor.put(query, {"x": image})
             for number, span in enumerate(pairwise(cuts)):
-                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 3, *span), number == 1, lane, 1, 1)
+                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 3, *span), number == 1, lane, 1)
                 executor.start(launch, end)
                 assert ended.acquire(timeout=60)
                 assert errors[-1] is None
@@ -167,7 +167,7 @@ def test_on_hardware_a_placement_runs_over_the_stream_and_cores(tmp_path: Path, 
         for query, each in enumerate(inputs):
             executor.put(query, each)
             work = Work("wide", 0, 3, 0, model.unit_count)
-            executor.start(Launch(query, query, (query,), work, True, lane, 1, 1), end)
+            executor.start(Launch(query, query, (query,), work, True, lane, 1), end)
         for _ in inputs:
             assert ended.acquire(timeout=60)
         assert [error for error, _ in told if error] == []

@@ -87,7 +87,7 @@ def test_more_streams_than_queues_are_refused(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(queues))
     section = DeviceSection(kind="cuda", shares=shares, sharing=sharing)  # type: ignore[arg-type]
-    asked = make_policy(policy, {}, sm_lanes(section, grid=GRID)).shares
+    asked = make_policy(policy, {}, sm_lanes(section, grid=GRID)).spec.shares
     if streams > queues:
         text = rf"the {len(asked)} shares that launches may get need {streams} streams, .* beyond the {queues} queues"
         with pytest.raises(ConfigError, match=rf"cuda:0 cannot be divided: {text}"):

@@ -17,7 +17,7 @@ from cotenant.work import Share, Work
 
 
 def launch(queries: tuple[int, ...], items: int, start: int = 0) -> Launch:
-    return Launch(0, 7, queries, Work("a", 0, items, start, start + 1), False, Share((0,)), 1, 1)
+    return Launch(0, 7, queries, Work("a", 0, items, start, start + 1), False, Share((0,)), 1)
 
 
 def rows_of(query: int, count: int) -> Any:

@@ -101,7 +101,7 @@ def test_a_row_that_was_not_written_by_this_launch_is_never_answered(
         for start, end in pairwise(cuts):
             number += 1
             last = end == units[tenant]
-            launch = Launch(number, turn, tuple(asked), Work(tenant, 0, items, start, end), last, lane, 1, 1)
+            launch = Launch(number, turn, tuple(asked), Work(tenant, 0, items, start, end), last, lane, 1)
             host.executor.start(launch, host._end)
             assert host.wait(number) == [None]
         for query, inputs in asked.items():
@@ -174,7 +174,7 @@ def test_arrays_of_odd_forms_keep_them_in_threads_and_on_streams(tmp_path: Path,
         executor.put(0, {"x": value})
         ends: list[str | None] = []
         executor.start(
-            Launch(0, 0, (0,), Work("plus", 0, 1, 0, model.unit_count), True, CORE, 1, 1),
+            Launch(0, 0, (0,), Work("plus", 0, 1, 0, model.unit_count), True, CORE, 1),
             lambda _, error, __: ends.append(error),
         )
         executor.close()

@@ -43,7 +43,7 @@ def test_models_run_with_the_cores_of_a_share_where_it_has_several(share: Share,
     model: Any = Model()
     batches = Batches()
     batches.put(0, {})
-    launch = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, share, 0, 0)
+    launch = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, share, 0)
     ends: list[str | None] = []
     LaunchRunner(batches).run(
         launch, share, model, batches.begin(launch), batches.finish, lambda _, error, timing: ends.append(error)

@@ -76,7 +76,7 @@ def test_a_killed_worker_fails_what_runs_and_another_one_comes(host: Host) -> No
 def test_a_paused_batch_is_lost_with_its_worker_and_leaves_nothing(host: Host) -> None:
     host.load("a", lambda: scaled(2.0))
     host.executor.put(1, X)
-    host.executor.start(Launch(1, 7, (1,), Work("a", 0, 1, 0, 1), False, CORE, 1, 1), host._end)
+    host.executor.start(Launch(1, 7, (1,), Work("a", 0, 1, 0, 1), False, CORE, 1), host._end)
     assert host.wait(1) == [None]
     assert host.executor.kept == 2  # the query's inputs, the batch in the worker
     os.kill(host.pid("a"), signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> 
     from cotenant.execute.worker.limits import overdue
 
     limits = WorkerLimits(hang_floor_s=1.0, hang_factor=10.0)
-    made = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, CORE, 300_000_000, 0)
+    made = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, CORE, 300_000_000)
     pending = Pending(made, lambda *_: None, BatchTensors(made, []))
     tick_ns = 250_000_000
     assert [overdue([pending], tick_ns, limits) for _ in range(20)] == [None] * 20  # not sent yet: waits for its lane

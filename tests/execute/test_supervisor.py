@@ -54,7 +54,7 @@ OPEN = Open("a", "/nowhere/a.onnx", "/nowhere/graphs", "folder", FIRST, 0)
 
 
 def launch(number: int, start: int = 0, end: int = 2, partition: Share = CORE) -> Launch:
-    return Launch(number, number, (number,), Work("a", 0, 1, start, end), end == 2, partition, 1, 1)
+    return Launch(number, number, (number,), Work("a", 0, 1, start, end), end == 2, partition, 1)
 
 
 def tensors(count: int) -> Tensors:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cotenant.core.actions import Release, Respond
+from cotenant.core.batches import Batch
 from cotenant.core.events import LaunchEnded, QueryArrived, QueryCancelled
-from cotenant.core.queues import Batch, TenantQueue
+from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import DropRule, Snapshot
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.listed import ListPolicy

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from msgspec import UNSET
 
-from cotenant.core.snapshot import DropRule
+from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, DropRule
 from cotenant.policies import policy_class
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
@@ -42,6 +42,13 @@ def sent(loads: dict[str, float], seconds: float, seed: int = 1, begin: float = 
         while load and (now := now + random.expovariate(load / (MODELS[name][0] / 1e3))) < seconds:
             made.append((round(now * 1e9), name))
     return [Query(at, name, now, now + MODELS[name][1] * MS) for at, (now, name) in enumerate(sorted(made))]
+
+
+@pytest.mark.parametrize("policy", ["shares", "most", "fair", "weighted"])
+def test_they_are_asked_at_arrivals_where_they_may_give_up(policy: str) -> None:
+    for drop in DropRule:
+        expected = AT_ARRIVALS if drop is DropRule.HOPELESS else WHEN_FREE
+        assert policy_class(policy)(TWO_LANES, drop).spec.asked is expected
 
 
 def in_time(

@@ -53,9 +53,9 @@ def test_unions_are_neighbours_by_powers_of_two_the_largest_first() -> None:
     assert [each.cores for each in unions(FOUR_LANES, 4)] == [(0, 1, 2, 3), (0, 1), (2, 3)]
     assert [each.cores for each in unions(FOUR_LANES[:3], 3)] == [(0, 1)]
     assert unions(FOUR_LANES, 1) == unions((Share((0,), "cuda:0"), Share((1,), "cuda:0")), 2) == ()
-    assert WIDE.shares == (*TWO_LANES, Share((0, 1)))
-    assert most_cores(WIDE) == 2
-    assert Edf(TWO_LANES).shares == TWO_LANES
+    assert WIDE.spec.shares == (*TWO_LANES, Share((0, 1)))
+    assert most_cores(WIDE.spec) == 2
+    assert Edf(TWO_LANES).spec.shares == TWO_LANES
 
 
 def test_a_lone_query_gets_both_lanes_and_gives_them_back_at_its_next_boundary() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import GroupBasis, Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
@@ -20,7 +20,7 @@ TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS),), (1.0,))
 
 
 def launch(number: int, predicted_ns: int) -> Launch:
-    return Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted_ns, 0, number)
+    return Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted_ns)
 
 
 def test_a_launch_is_compared_with_the_factor_that_predicted_it() -> None:
@@ -79,7 +79,7 @@ class Pairs(FittedGroups):
 
 def member(number: int, tenant: str, group: int, predicted_ns: int) -> Launch:
     work = Work(tenant, 0, 1, 0, 1)
-    return Launch(number, number, (number,), work, True, Share((number % 4,)), predicted_ns, 0, group)
+    return Launch(number, number, (number,), work, True, Share((number % 4,)), predicted_ns, basis=GroupBasis(group))
 
 
 def test_groups_in_partitions_are_followed_each_by_itself_and_who_is_alone_as_ever() -> None:

@@ -158,7 +158,7 @@ def test_probes_keep_their_bound_whatever_happens(steps: list[tuple[str, int]]) 
         if what in ("run", "fail"):
             ran_ns = ns % (600 * MS) + 1
             now += ran_ns
-            launch = Launch(0, 0, (query.id,), Work("a", 0, 1, 0, 1), True, LANES[0], believed_ns, 0)
+            launch = Launch(0, 0, (query.id,), Work("a", 0, 1, 0, 1), True, LANES[0], believed_ns)
             made.ended(launch, ran_ns, now, has_failed=what == "fail")
             least = max(LEAST_NS, FAILED_NS if what == "fail" else 0, 9 * ran_ns if ran_ns <= SLO_NS else 0)
             early = made.admit(Query(number, "a", now, now + SLO_NS), believed_ns, SLO_NS, -9, now + least - 2 * MS)

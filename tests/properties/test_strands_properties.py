@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, Snapshot, Start
+from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, PolicySpec, Snapshot, Start
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
@@ -31,8 +31,8 @@ class Wild:
     """Decides at random, but never wrongly: whole batches, halves of rows, stretches of units side by side, all of it
     on slots that are free or will be when those before have ended."""
 
-    name, drop, preempt, cautious, grouped, selects = "wild", DropRule.NONE, True, False, False, False
-    lanes = shares = tuple(Share((core,), each.device, each.first) for each in MACHINE.devices for core in each.cores)
+    lanes = tuple(Share((core,), each.device, each.first) for each in MACHINE.devices for core in each.cores)
+    spec = PolicySpec(name="wild", lanes=lanes, shares=lanes, drop=DropRule.NONE, preempt=True)
 
     def __init__(self, random: Random) -> None:
         self.random = random

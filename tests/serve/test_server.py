@@ -16,7 +16,7 @@ from msgspec import structs
 
 from client import WAIT_S, Client, LoaderHere, Watch, assert_balanced, feeds, sample, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig, ServerSection
-from cotenant.core.actions import Enqueue, Launch
+from cotenant.core.actions import Enqueue, Launch, group_of
 from cotenant.core.events import (
     LaunchEnded,
     LookAheadDue,
@@ -759,15 +759,15 @@ def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str, en
             del running[event.launch]
         started_now = [action for action in actions if isinstance(action, Launch)]
         assert not (running and started_now), "a group starts before the last one has ended"
-        running.update({launch.id: launch.group for launch in started_now})
+        running.update({launch.id: group_of(launch) for launch in started_now})
     assert len(watch.events(LookAheadDue)) > 0
     assert bool(watch.actions(Enqueue)) is bool(enqueue_ms)
     if len(server.lanes) > 1:
-        assert max(Counter(launch.group for launch in watch.actions(Launch)).values()) > 1
+        assert max(Counter(group_of(launch) for launch in watch.actions(Launch)).values()) > 1
 
 
 def test_a_launch_of_a_model_that_was_reloaded_teaches_nothing_of_the_new_one(server: Server) -> None:
-    launch = Launch(10**6, 10**6, (), Work("chooser", 0, 1, 0, 1), True, Share((0,)), 10, 10)
+    launch = Launch(10**6, 10**6, (), Work("chooser", 0, 1, 0, 1), True, Share((0,)), 10)
     server.beliefs(0, QueryCancelled(0), [launch], None)
     server.load("chooser")
     counts = dict(server.beliefs._calibration._counts)

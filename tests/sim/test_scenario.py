@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cotenant.config import PolicySection
-from cotenant.core.actions import Action, Launch
+from cotenant.core.actions import Action, Launch, group_of
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule
@@ -334,7 +334,7 @@ def test_groups_of_a_plan_are_believed_and_played_as_they_were_measured(scenario
             took[event.launch] = now - began[event.launch]
         for each in actions:
             if isinstance(each, Launch):
-                launches.setdefault(each.group, []).append(each)
+                launches.setdefault(group_of(each), []).append(each)
                 began[each.id] = now
 
     run_scenario(made, PolicySection("duty_cycle", {"drop": DropRule.NONE}), Assumptions(), 1, log)

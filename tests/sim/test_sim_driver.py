@@ -64,7 +64,7 @@ def test_a_policy_that_leaves_work_undone_is_named() -> None:
 
 
 def launches(count: int) -> list[Launch]:
-    return [Launch(n, n, (n,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 0, 0) for n in range(count)]
+    return [Launch(n, n, (n,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 0) for n in range(count)]
 
 
 def test_a_world_without_noise_does_what_its_table_says() -> None:

@@ -15,7 +15,7 @@ CORE = tuple(Share((core,)) for core in range(4))
 def launch(
     number: int, tenant: str, units: tuple[int, int] = (0, 1), partition: Share = CORE[0], items: int = 1
 ) -> Launch:
-    return Launch(number, number, (number,), Work(tenant, 0, items, *units), True, partition, 1, 1)
+    return Launch(number, number, (number,), Work(tenant, 0, items, *units), True, partition, 1)
 
 
 def ends(world: ContentionWorld | TableWorld, starts: Sequence[tuple[int, Launch]]) -> dict[int, int]:

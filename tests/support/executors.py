@@ -292,7 +292,7 @@ class Runner:
         batch = number if batch is None else batch
         if span[0] == 0:
             self.items[batch] = sum(self._rows.get(query, 1) for query in queries)
-        launch = Launch(number, batch, queries, Work(tenant, 0, self.items[batch], *span), last, partition, 1, 1)
+        launch = Launch(number, batch, queries, Work(tenant, 0, self.items[batch], *span), last, partition, 1)
         self.case.executor.start(launch, self._ended)
         return number
 

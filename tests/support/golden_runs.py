@@ -45,7 +45,7 @@ class Change:
 
     def world(self) -> World:
         """Latencies as believed at the start, with noise."""
-        if isinstance(self.predictor, GroupedPredictor) and not self.policy.grouped:
+        if isinstance(self.predictor, GroupedPredictor) and not self.policy.spec.grouped:
             grouped = GroupedPredictor(self.predictor.tables, None, CROWDED)
             return PartitionGroups(grouped, noise=_NOISE, failure_rate=self.failure_rate, seed=7)
         if isinstance(self.predictor, GroupedPredictor):
@@ -123,7 +123,7 @@ def find_groups(key: str, quantile: float) -> Crowded:
 
 def record(change: Change) -> bytes:
     file = io.BytesIO()
-    machine = change.machine or Machine.of({change.policy.lanes[0].device: change.cores})
+    machine = change.machine or Machine.of({change.policy.spec.lanes[0].device: change.cores})
     head = trace.header(change.policy, change.predictor, change.tenants, machine, created="")
     log = trace.TraceWriter(file, head)
     engine = Engine(change.tenants, change.policy, change.predictor, machine)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer, group_of
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -35,7 +35,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
+from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, Decision, DropRule, Policy, Snapshot
 from cotenant.execute.batches import Batches, BatchTensors
 from cotenant.execute.runner import joined
 from cotenant.policies.registry import rebuild_policy
@@ -82,15 +82,15 @@ class Watched:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.name, self.drop, self.lanes = policy.name, policy.drop, policy.lanes
-        self.grouped, self.shares, self.selects = policy.grouped, policy.shares, policy.selects
+        self.spec = policy.spec
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        if not self.grouped and not self.selects:
-            assert any(lane.mask & snapshot.free_mask == lane.mask for lane in self.lanes), "asked without a free lane"
+        if self.spec.asked is WHEN_FREE:
+            lanes = self.spec.lanes
+            assert any(lane.mask & snapshot.free_mask == lane.mask for lane in lanes), "asked without a free lane"
         before = frozen(snapshot)
         decision = self._policy.decide(snapshot, memory)
         assert frozen(snapshot) == before
@@ -120,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
         self.policy = replace(made, **self.options)
         self.asks_again = getattr(self.policy, "enqueue_ms", 0.0) > 0
-        self.partitions = set(self.policy.shares)
+        self.partitions = set(self.policy.spec.shares)
         self.predictor = TablePredictor(MODELS)
         self.tenants = dict(TENANTS)
         self.engine = Engine(TENANTS.values(), Watched(self.policy), self.predictor, Machine.cpu(CORES))
@@ -145,7 +145,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.members: dict[int, set[int]] = {}
         self.draining = False
         self.suspended: set[str] = set()
-        self.groups = 0
 
     # --- what can happen ---------------------------------------------------------------------------------------
 
@@ -305,7 +304,7 @@ class EngineMachine(RuleBasedStateMachine):
     def expiry(self, query: Query) -> int | None:
         """When a live query has to be given up, as things stand."""
         known = [] if query.expiry_ns is None else [query.expiry_ns]
-        if self.policy.drop is not DropRule.NONE and self.place(query.id) not in ("running", "enqueued"):
+        if self.policy.spec.drop is not DropRule.NONE and self.place(query.id) not in ("running", "enqueued"):
             known.append(query.deadline_ns)
         return min(known, default=None)
 
@@ -356,11 +355,10 @@ class EngineMachine(RuleBasedStateMachine):
         started = [action for action in actions if isinstance(action, Launch)]
         behind = [action.launch for action in actions if isinstance(action, Enqueue)]
         if decided := [*[launch for launch in started if launch.id not in self.enqueued], *behind]:
-            groups = dict.fromkeys(launch.group for launch in decided)
-            assert list(groups) == [*range(self.groups, self.groups + len(groups))], "started together, but no group"
-            assert len(groups) == 1 or not self.policy.grouped, "two groups at once"
-            self.groups += len(groups)
-        assert not (started and self.policy.grouped and self.running), "a group starts while another one runs"
+            groups = dict.fromkeys(group_of(launch) for launch in decided)
+            assert set(groups) <= {launch.id for launch in decided}, "a group whose first launch is another one's"
+            assert len(groups) == 1 or not self.policy.spec.grouped, "two groups at once"
+        assert not (started and self.policy.spec.grouped and self.running), "a group starts while another one runs"
         assert not (started and self.enqueued) or {launch.id for launch in started} == set(self.enqueued), "not all"
         assert not (behind and self.enqueued), "two groups wait"
         assert all(set(launch.after) == set(self.running) for launch in behind), "not behind all that runs"
@@ -384,7 +382,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert not self.batches.pop(action.batch)[1] - set(self.ended)
                 self.tensors.release(action.batch)
             elif isinstance(action, LookAhead):
-                assert self.policy.grouped
+                assert self.policy.spec.grouped
                 assert self.running, "nothing to plan behind"
             elif isinstance(action, Grow):
                 self.check_growth(action)
@@ -411,7 +409,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert isinstance(event, QueryArrived)
         query = event.query
         assert probe.query == query.id
-        assert self.policy.drop is DropRule.HOPELESS
+        assert self.policy.spec.drop is DropRule.HOPELESS
         assert probe.predicted_ns > self.tenants[query.tenant].slo_ns
         launches = [*self.running.values(), *self.enqueued.values()]
         others = {number for number in self.probes if number not in self.ended and self.arrived[number] is not query}
@@ -467,8 +465,8 @@ class EngineMachine(RuleBasedStateMachine):
             case Outcome.DROPPED:
                 has_expired = expiry is not None and expiry <= self.now
                 is_begun = place in ("running", "enqueued")
-                may_stop = self.policy.selects or not is_begun
-                assert has_expired or (self.policy.drop is DropRule.HOPELESS and may_stop)
+                may_stop = self.policy.spec.asked is AT_ARRIVALS or not is_begun
+                assert has_expired or (self.policy.spec.drop is DropRule.HOPELESS and may_stop)
                 self.seen[f"expired, {place}"] += has_expired
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
 
@@ -497,7 +495,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert launch.share.mask & ~grow.share.mask == 0
         others = [other.share.mask for other in self.running.values() if other is not launch]
         assert all(grow.share.mask & mask == 0 for mask in others), "overbooked"
-        assert launch.share.size < grow.share.size <= launch.wanted
+        assert launch.share.size < grow.share.size <= launch.basis.wanted
         self.running[grow.launch] = structs.replace(launch, share=grow.share)
         self.growing.append(grow.launch)
         self.seen["grew"] += 1
@@ -539,8 +537,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert launch.work.end in tenant.cuts
         assert launch.work.start < launch.work.end
         assert launch.last == (launch.work.end == tenant.unit_count)
-        assert self.policy.preempt or (launch.work.start == 0 and launch.last)
-        assert launch.headroom_ns == min(query.deadline_ns for query in queries) - self.now - launch.predicted_ns
+        assert self.policy.spec.preempt or (launch.work.start == 0 and launch.last)
 
     @invariant()
     def books_agree(self) -> None:
@@ -568,8 +565,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         busy = sum(launch.share.mask for launch in self.running.values())
-        waits_for_all = self.policy.grouped or self.policy_name in PATIENT
-        if not busy if waits_for_all else any(lane.mask & busy == 0 for lane in self.policy.lanes):
+        waits_for_all = self.policy.spec.grouped or self.policy_name in PATIENT
+        if not busy if waits_for_all else any(lane.mask & busy == 0 for lane in self.policy.spec.lanes):
             assert all(query.tenant in self.suspended for query in self.queued.values())
             in_flight = {launch.batch for launch in self.running.values()}
             assert set(self.batches) <= in_flight, "a batch is paused beside a free lane"

@@ -150,7 +150,7 @@ class Lead:
         start, end, some = tile
         work = Work(self._tenant, 0, rows, start, end)
         work = work.part(*some) if some else work
-        launch = Launch(self._launches, batch, queries, work, end == self._units, self._share, 1, 1, part=is_part)
+        launch = Launch(self._launches, batch, queries, work, end == self._units, self._share, 1, part=is_part)
         self._launches += 1
         ended: list[str | None] = []
         is_over = threading.Event()

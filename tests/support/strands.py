@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Growth, QueueView, Snapshot, Start
+from cotenant.core.snapshot import Decision, DropRule, Growth, PolicySpec, QueueView, Snapshot, Start
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
@@ -22,13 +22,10 @@ class Strands:
     preempt: bool = True
 
     name: ClassVar[str] = "strands"
-    cautious: ClassVar[bool] = False
-    grouped: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        return self.lanes
+    def spec(self) -> PolicySpec:
+        return PolicySpec(name=self.name, lanes=self.lanes, shares=self.lanes, drop=self.drop, preempt=self.preempt)
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         return (query.id,)

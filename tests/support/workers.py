@@ -75,9 +75,7 @@ class Host:
 
     def start(self, tenant: str, query: int, inputs: Tensors, partition: Share = CORE, units: int = 2) -> int:
         self.executor.put(query, inputs)
-        self.executor.start(
-            Launch(query, query, (query,), Work(tenant, 0, 1, 0, units), True, partition, 1, 1), self._end
-        )
+        self.executor.start(Launch(query, query, (query,), Work(tenant, 0, 1, 0, units), True, partition, 1), self._end)
         return query
 
     def wait(self, *launches: int) -> list[str | None]:

@@ -292,7 +292,7 @@ def test_a_trace_tells_the_same_as_the_run(tmp_path: Path) -> None:
     path, losses = tmp_path / "t.jsonl", list[Loss]()
     head = header(policy, believed, tenants(), Machine.cpu(CORES), created="")
     writer = TraceWriter(path.open("wb"), head)
-    account = LossAccount(believed, policy.lanes, tenants(), losses.append)
+    account = LossAccount(believed, policy.spec.lanes, tenants(), losses.append)
 
     def both(now_ns: int, event: Event, actions: list[Action]) -> None:
         writer(now_ns, event, actions)

@@ -181,9 +181,9 @@ def test_the_limit_stops_the_log_with_a_last_line_that_says_so(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"log: line 1: is not a cotenant-trace/2 file"),
-        (b"hello\n", r"log: line 1: is not a cotenant-trace/2 file"),
-        (b'{"format": 1}\n', r"log: line 1: is not a cotenant-trace/2 file"),
+        (b"", r"log: line 1: is not a cotenant-trace/3 file"),
+        (b"hello\n", r"log: line 1: is not a cotenant-trace/3 file"),
+        (b'{"format": 1}\n', r"log: line 1: is not a cotenant-trace/3 file"),
     ],
     ids=["empty", "text", "field"],
 )
@@ -196,8 +196,8 @@ def test_what_is_not_a_log_is_named(tmp_path: Path, content: bytes, message: str
 
 def test_another_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(write(path).replace(b"cotenant-trace/2", b"cotenant-trace/9", 1))
-    with pytest.raises(TraceError, match="format is 'cotenant-trace/9', expected 'cotenant-trace/2'"):
+    path.write_bytes(write(path).replace(b"cotenant-trace/3", b"cotenant-trace/9", 1))
+    with pytest.raises(TraceError, match="format is 'cotenant-trace/9', expected 'cotenant-trace/3'"):
         trace.read(path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import GroupBasis, Launch
 from cotenant.core.predictor import Group
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -29,7 +29,7 @@ TABLE = Doubled({name: LatencyTable((LatencyRow(0, 1, 1, ms * MS),)) for name, m
 
 def launch(number: int, tenant: str, group: int) -> Launch:
     share = Share((number,))
-    return Launch(number, number, (number,), Work(tenant, 0, 1, 0, 1), True, share, 1, 1, group)
+    return Launch(number, number, (number,), Work(tenant, 0, 1, 0, 1), True, share, 1, basis=GroupBasis(group))
 
 
 def ends(world: TableWorld) -> list[tuple[int, WorldEvent]]:

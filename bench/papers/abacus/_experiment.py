@@ -94,7 +94,7 @@ class Setting:
         """Simulate `count` queries at `rate` a second; the seed is that of arrivals and of the noise."""
         slots = self.world.most(self.models)
         policy = contender.make(slots)
-        cuts = policy.grouped
+        cuts = policy.spec.grouped
         tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
         engine = Engine(tenants, policy, self.predictor, Machine.of({"a100": range(slots)}))
         world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import exp
 from random import Random
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, group_of
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
 from cotenant.work import Share, Work
@@ -39,10 +39,10 @@ class GroupWorld:
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
         if not self._left:
-            self._group, self._begin_ns, self._has_ended = launch.group, now_ns, False
+            self._group, self._begin_ns, self._has_ended = group_of(launch), now_ns, False
             self._members.clear()
             self._factor = exp(self._random.gauss(0.0, self._noise)) if self._noise else 1.0
-        elif launch.group != self._group or self._has_ended:
+        elif group_of(launch) != self._group or self._has_ended:
             raise ProtocolViolationError(f"launch {launch.id} starts while group {self._group} is running")
         self._end_ns = None  # until all members are known
         self._members.append(member_of(launch))

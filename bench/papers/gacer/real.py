@@ -144,7 +144,7 @@ class _Stage:
             count = job.rows[1] - job.rows[0] if job.rows else member.rows
             work = Work(job.tenant, 0, count, job.start, job.end, rows=job.rows)
             is_last = job.end == member.runner.unit_count
-            launch = Launch(next(self._numbers), query, (query,), work, is_last, share, 0, 0, part=bool(job.rows))
+            launch = Launch(next(self._numbers), query, (query,), work, is_last, share, 0, part=bool(job.rows))
 
             def ended(_: int, error: str | None, __: Timing) -> None:
                 errors.extend([error] if error else [])

@@ -338,21 +338,21 @@ def tenants_of(
 
 def engine_of(tenants: Sequence[Tenant], server: Server, beliefs: Mapping[str, LatencyTable]) -> Engine:
     """An engine with the lanes of a policy."""
-    cores = max(share.size for share in server.policy.shares)
+    cores = max(share.size for share in server.policy.spec.shares)
     tables = {}
     for name, table in beliefs.items():
         lane = [replace(row, latency_ns=int(row.latency_ns * server.beside.get(name, 1.0))) for row in table.rows]
         whole = [replace(row, cores=cores) for row in table.rows] if cores > 1 else []
         tables[name] = replace(table, rows=(*lane, *whole))
     predictor = TablePredictor(tables)
-    return Engine(tenants, server.policy, predictor, Machine.holding(server.policy.shares))
+    return Engine(tenants, server.policy, predictor, Machine.holding(server.policy.spec.shares))
 
 
 def play(
     engine: Engine | Together, tables: Sequence[KernelTable], device: KernelDevice, queries: Sequence[Query]
 ) -> tuple[float, int]:
     """Which part of the queries, in %, is answered in time; and how many queries ran in a set."""
-    world, in_time = ChargedWorld(tables, device, max(share.size for share in engine.policy.shares)), 0
+    world, in_time = ChargedWorld(tables, device, max(share.size for share in engine.policy.spec.shares)), 0
 
     def responded(respond: Respond, _now_ns: int) -> None:
         nonlocal in_time

@@ -25,7 +25,10 @@ class ModelWise(BlockPolicy):
     """First come, first served; a model runs whole on Avg_C cores, for which it waits (VELTAIR, section 3.1)."""
 
     name: ClassVar[str] = "model_wise"
-    preempt: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        BlockPolicy.__post_init__(self)
+        self.specify(preempt=False)
 
     def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
         flat = FlatRows(blocks)

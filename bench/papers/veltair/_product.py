@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from bench.papers.veltair._loop import ANSWERED, DROPPED, LATE, REJECTED
 from bench.papers.veltair._play import Arrivals
@@ -51,10 +50,8 @@ class Timed:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.spec, self.queue_key = policy.spec, policy.queue_key
         self.taken_ns: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         began = time.thread_time_ns()

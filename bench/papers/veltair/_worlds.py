@@ -182,7 +182,7 @@ def interference(table: VersionTable, machine: ManyCore, beside: int = 4, rounds
     work = Work("model", 0, 1, 0, n)
 
     def launch(number: int, lane: int, from_unit: int = 0) -> Launch:
-        return Launch(number, number, (number,), work.since(from_unit), True, shares[lane], 1, 1)
+        return Launch(number, number, (number,), work.since(from_unit), True, shares[lane], 1)
 
     alone = ManyCoreWorld({"model": table}, machine)
     alone.start(launch(0, 0), 0)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from cotenant.config import ServerConfig, load_server_config
-from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
 from cotenant.registry import POLICY_OF_PLANS
@@ -166,7 +166,8 @@ def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({}))
 
 def policy_text(policy: Policy) -> str:
     """A policy in a few words, for tables: every table names its drop rule."""
-    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if goes_by_margin(policy) else ''})"
+    spec = policy.spec
+    return f"{spec.name} (drop: {spec.drop.value}{', cautious' if spec.goes_by_margin else ''})"
 
 
 def print_json(value: object) -> None:

@@ -81,7 +81,6 @@ def simulate(
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
     from cotenant import registry
     from cotenant.cli.console import console as make_console
-    from cotenant.core.snapshot import goes_by_margin
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.group_models import group_models, resolved_by
     from cotenant.metrics import summarise, to_json
@@ -151,7 +150,7 @@ def simulate(
             if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(recorded.open("wb"), head)
-            account = LossAccount(beliefs.predictor, made.lanes, scenario.served(made))
+            account = LossAccount(beliefs.predictor, made.spec.lanes, scenario.served(made))
             tally = GroupTally(made, fitted, _both(account, writer))
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
@@ -168,8 +167,8 @@ def simulate(
             )
             found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
-                is_cautious = goes_by_margin(made)
-                told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
+                chosen_drop, is_cautious = made.spec.drop.value, made.spec.goes_by_margin
+                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
                 told |= {"bound": facts(found)} if found else {}
                 told |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}

@@ -10,19 +10,28 @@ from cotenant.types import LossCause, Outcome
 from cotenant.work import Share, Work
 
 
+class GroupBasis(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The basis of a launch that was predicted as a member of a group of launches that start together.
+
+    `group` is the number of the group's first launch. `ahead` says that the group was chosen while the one before it
+    was running, so that the decision takes no time when it begins. `longest_ns` is what the group takes at most, where
+    no group of so many members was measured; else 0.
+    """
+
+    group: int
+    ahead: bool = False
+    longest_ns: int = 0
+
+
 class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     """Run work of a batch in a share of a device, then hand back a LaunchEnded event with this id.
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
-    `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
-    Launches of one `group` are decided together, and where a policy says which start together in a partition they are
-    those. `ahead` says that it was chosen while the group before it was running.
-    `part` says that it is one of several launches of its batch that are decided together, each of which runs a part of
-    its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
-    before this one could start. At the units in `stops`, in between, it can take in slots of a Grow. `wanted` is the
-    size of the share that it was to have where fewer slots were free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent. `longest_ns` is what
-    its group takes at most where none of so many members was measured, else 0.
+    `predicted_ns` is what the decision believed. `part` says that it is one of several launches of its batch that are
+    decided together, each of which runs a part of its rows or of its units; when all have ended it goes on with all its
+    rows. `after` are launches that had to end before this one could start. At the units in `stops`, in between, it can
+    take in slots of a Grow. `basis` is what else the policy's technique knew of it, a record of the technique's own:
+    the core passes it through, and traces keep it.
     """
 
     id: int
@@ -32,15 +41,16 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     last: bool
     share: Share
     predicted_ns: int
-    headroom_ns: int
-    group: int = 0
-    ahead: bool = False
     part: bool = False
     after: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
-    wanted: int = 0
-    pressure_pct: int = 0
-    longest_ns: int = 0
+    basis: object = None
+
+
+def group_of(launch: Launch) -> int:
+    """The number of the first launch of the group that a launch was predicted with; its own where it is alone."""
+    basis = launch.basis
+    return basis.group if type(basis) is GroupBasis else launch.id
 
 
 class Enqueue(Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import DropRule, Policy, QueueView
+from cotenant.core.snapshot import DropRule, PolicySpec, QueueView
 from cotenant.types import LossCause, Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS
@@ -31,26 +31,26 @@ def hopeless(needed_ns: int, left_ns: int) -> str:
     return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left}"
 
 
-def most_cores(policy: Policy) -> int:
+def most_cores(spec: PolicySpec) -> int:
     """The cores that a query can get at best: all of them as the only member of a group, else the largest share."""
-    if not policy.grouped:
-        return max([share.size for share in policy.shares])
+    if not spec.grouped:
+        return max([share.size for share in spec.shares])
     mask = 0
-    for lane in policy.lanes:
+    for lane in spec.lanes:
         mask |= lane.mask
     return mask.bit_count()
 
 
-def sizes_to_try(policy: Policy) -> tuple[int, ...]:
+def sizes_to_try(spec: PolicySpec) -> tuple[int, ...]:
     """The numbers of cores that a query can get alone, the most first: admission tries them in this order.
 
     A policy that launches in unions of its lanes may take any number of them, and with many cores the most are seldom
     the fastest: each unit has a number beyond which further threads cost it more than they do.
     """
-    most, widest = most_cores(policy), max([lane.size for lane in policy.lanes])
-    if policy.grouped or most == widest:
+    most, widest = most_cores(spec), max([lane.size for lane in spec.lanes])
+    if spec.grouped or most == widest:
         return (most,)
-    return tuple(range(most, min([lane.size for lane in policy.lanes]) - 1, -1))
+    return tuple(range(most, min([lane.size for lane in spec.lanes]) - 1, -1))
 
 
 def refusal(

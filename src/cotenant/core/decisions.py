@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
 
+from cotenant.core.batches import Batch
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, QueryState, StrandState
-from cotenant.core.queues import Batch, Live, TenantQueue, are_mergeable
+from cotenant.core.queues import Live, TenantQueue, are_mergeable
 from cotenant.core.snapshot import Decision, Growth, Start
 from cotenant.types import LossCause, Tenant
 from cotenant.work import Share, Work
@@ -46,19 +47,16 @@ def fault_of(
     is_one = len(starts) == 1  # as nearly always
     held: dict[int, int] = {}
     wholes: dict[object, tuple[_Whole, list[Work]]] = {}
-    group = 0
     dropped = gone.copy() if gone else gone
     for number, start in enumerate(starts, launches.count):
         work, share, batch = start.work, start.share, start.batch
         mask, device = share.mask, devices.get(share.device)
         if device is None or device.first != share.first or mask & ~device.mask:
             return f"launches on {share}, not all free: no share of a device of the machine"
-        if type(start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns) is not int:
+        if type(start.predicted_ns) is not int:
             return f"starts {work} with a number that is no integer: {start!r:.300}"
-        if start.group != group:
-            if start.group < group:
-                return f"numbers a group {start.group} behind group {group}"
-            group = start.group
+        if start.basis is not None and not isinstance(start.basis, Struct):
+            return f"starts {work} with a basis that is no Struct: {start!r:.300}"
         rest = mask & ~free
         if start.after:
             for other in start.after:

@@ -6,16 +6,20 @@ running; the policy decides; drivers carry the actions out and report back.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType, structs
 
-from cotenant.core.actions import Action, Grow, LookAhead, Respond
+from cotenant.core.accounts import Accounts
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
 from cotenant.core.admission import refusal, sizes_to_try
-from cotenant.core.books import Books
+from cotenant.core.batches import Batch, Batches
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
+    MOMENTS,
     AnswerLate,
     ApplicationArrived,
     ApplicationEnded,
@@ -38,44 +42,69 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
-from cotenant.core.faults import RETRY_NS
-from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_query_state
+from cotenant.core.faults import RETRY_NS, Guarded
+from cotenant.core.launches import Launches
+from cotenant.core.lifecycle import (
+    LOOK_TRANSITIONS,
+    NEXT_TRANSITIONS,
+    SERVICE_TRANSITIONS,
+    BatchState,
+    LookState,
+    LookStep,
+    NextState,
+    NextStep,
+    QueryState,
+    QueryStep,
+    ServiceState,
+    ServiceStep,
+    next_query_state,
+)
 from cotenant.core.predictor import Predictor
-from cotenant.core.queues import Batch, Live
-from cotenant.core.snapshot import Decision, Policy, Snapshot
+from cotenant.core.probes import Probes
+from cotenant.core.queues import Live, TenantQueues
+from cotenant.core.snapshot import AT_ARRIVALS, IN_GROUPS, WHEN_FREE, Ask, Decision, Moment, Policy, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _NEW = QueryState.NEW
-_ADMIT, _FINISH = QueryStep.ADMIT, QueryStep.FINISH
-_PAUSE_BATCH = BatchStep.PAUSE
-_DOOMED = BatchState.DOOMED
+_ADMIT, _FINISH, _LAUNCH = QueryStep.ADMIT, QueryStep.FINISH, QueryStep.LAUNCH
+_PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
+_DRAINING = ServiceState.DRAINING
 _ANSWERED = Outcome.ANSWERED
 _NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
-class Engine(Books):
+class Engine(Guarded):
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
     Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
     driver or an executor, never the fault of a client. A policy that raises, or breaks its contract, costs that call
     alone: see `core.faults`.
-    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine.
+    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine, or the policy
+    is asked by another table than those of `core.snapshot`.
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
-        super().__init__(predictor, machine, Expiries(policy.drop))
+        super().__init__()
+        self.predictor = predictor
+        self._queues = TenantQueues()
+        self._accounts = Accounts()
+        self._live: dict[int, Live] = {}
+        self._batches = Batches()
+        self._launches = Launches(machine.mask)
+        self._expiries = Expiries(policy.spec.drop)
+        self._probes = Probes()
         self._machine = machine
         self._devices = {each.device: each for each in machine.devices}
-        self._is_looking_ahead = False
-        """A LookAhead is on its way."""
-        self._has_next = False
-        """A group is started behind the one that runs."""
-        self._draining = False
-        self._use(policy)
+        self._service, self._look, self._next = ServiceState.OPEN, LookState.IDLE, NextState.OPEN
+        self._ways: dict[Ask, Callable[[Any, int, list[Action]], None]] = {
+            Ask.START: self._ask_to_start,
+            Ask.SELECT: self._ask_to_select,
+            **{ask: partial(self._ask_for_group, ask) for ask in (Ask.GROUP, Ask.GROUP_ANEW, Ask.NEXT_GROUP)},
+        }
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             QueryArrived: self._on_arrival,
             LaunchEnded: self._on_launch_ended,
@@ -97,6 +126,7 @@ class Engine(Books):
             LookAheadDue: self._on_plan_due,
             PolicyChanged: self._on_policy,
         }
+        self._use(policy)
         for tenant in tenants:
             self._on_tenant_added(TenantAdded(tenant), 0, [])
 
@@ -136,7 +166,7 @@ class Engine(Books):
         return Snapshot(
             now_ns,
             queues.served,
-            self._paused,
+            self._batches.paused,
             launches.running,
             launches.free_mask,
             self.predictor,
@@ -147,24 +177,17 @@ class Engine(Books):
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Take one event and say what has to be done, in order. `now_ns` never goes back."""
+        """Take one event and say what has to be done, in order. `now_ns` never goes back.
+
+        Four steps: apply the event; expire queries; decide, as the policy's table says; arm the timer.
+        """
         actions: list[Action] = []
         self._handlers[type(event)](event, now_ns, actions)
         expiries = self._expiries
         if expiries.heap and expiries.heap[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if type(event) is QueryArrived and event.more:
-            pass  # they are decided on together
-        elif self._grouped:
-            self._schedule_groups(event, now_ns, actions)
-        elif self._selects and type(event) is QueryArrived and self._queues.waiting:
-            self._decide(now_ns, actions, event.query.id)
-        elif self._queues.waiting or self._paused or self._launches.growable:
-            free = self._launches.free_mask
-            for mask in self._lane_masks:
-                if mask & free == mask:
-                    self._decide(now_ns, actions)
-                    break
+        if type(event) is not QueryArrived or not event.more:  # those that come together are decided on together
+            self._asks[type(event)](event, now_ns, actions)
         if self._met and self._settle(now_ns, actions):
             expiries.arm_at(now_ns + RETRY_NS, actions)
         heap = expiries.heap
@@ -181,7 +204,13 @@ class Engine(Books):
         queue = self._queues.known.get(query.tenant)
         drop, predictor = self._expiries.drop, self.predictor
         refused = refusal(
-            query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
+            query,
+            queue,
+            drop=drop,
+            predictor=predictor,
+            sizes=self._sizes,
+            draining=self._service is _DRAINING,
+            now_ns=now_ns,
         )
         if refused is not None and (probe := self._probe(query, refused.needed_ns, now_ns, actions)) is not None:
             query, refused = probe, None
@@ -203,7 +232,7 @@ class Engine(Books):
         launch = run.launch
         if self._probes.inside:
             self._probes.ended(launch, now_ns - run.started_ns, now_ns, has_failed=error is not None)
-        batch = self._batches[launch.batch]
+        batch = self._batches.known[launch.batch]
         batch.open -= 1
         is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
         is_broken = is_lost or error is not None
@@ -228,16 +257,16 @@ class Engine(Books):
                 batch.until = 0
                 self._give_up(batch, actions)
             elif batch.until == batch.tenant.cuts[-1] or batch.state is _DOOMED:
-                self._forget(batch, actions, batch.until < batch.tenant.cuts[-1])
+                self._batches.end(batch)
+                if batch.until < batch.tenant.cuts[-1]:
+                    actions.append(Release(batch.id))
             else:
-                batch.next_unit, batch.share = batch.until, launch.share
-                self._step_batch(batch, _PAUSE_BATCH)
-                self._paused.append(batch)
+                self._batches.pause(batch, launch.share)
                 for query in batch.queries:
                     self._expiries.watch(self._live[query.id])
         if self._launches.waiting:
             due = self._launches.due(event.launch)
-            actions += [self._launches.wake(each, self._batches[each.batch], now_ns) for each in due]
+            actions += [self._launches.wake(each, self._batches.known[each.batch], now_ns) for each in due]
 
     def _on_launch_grew(self, event: LaunchGrew, now_ns: int, actions: list[Action]) -> None:
         self._launches.grew(event.launch)
@@ -292,11 +321,11 @@ class Engine(Books):
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if not self._queues.suspend(event.tenant, event.reason):
             return
-        for batch in [batch for batch in self._paused if batch.tenant.name == event.tenant]:
+        for batch in [batch for batch in self._batches.paused if batch.tenant.name == event.tenant]:
             self._return(batch)
             self._abandon(batch, actions)
         for number in self._launches.of_tenant(event.tenant):
-            batch = self._batches[number]
+            batch = self._batches.known[number]
             if batch.state is BatchState.RUNNING:
                 self._return(batch)
                 self._give_up(batch, actions)
@@ -305,7 +334,7 @@ class Engine(Books):
         self._queues.resume(event.tenant)
 
     def _on_plan_due(self, event: LookAheadDue, now_ns: int, actions: list[Action]) -> None:
-        self._is_looking_ahead = False
+        self._look = LOOK_TRANSITIONS[self._look][LookStep.COME]
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
@@ -324,51 +353,71 @@ class Engine(Books):
         self._expiries.renew(self._live.values(), self._drop)
 
     def _on_drain(self, event: DrainStarted, now_ns: int, actions: list[Action]) -> None:
-        self._draining = True
+        self._service = SERVICE_TRANSITIONS[self._service][ServiceStep.DRAIN]
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
-        name, lanes, drop = policy.name, policy.lanes, policy.drop
-        for share in (*lanes, *policy.shares):
+        spec = policy.spec
+        for share in (*spec.lanes, *spec.shares):
             if share not in self._machine:
-                raise InvalidValueError(f"policy {name!r}", "lane", share, "a share of the machine")
-        grouped, selects, sizes = policy.grouped, policy.selects, sizes_to_try(policy)
+                raise InvalidValueError(f"policy {spec.name!r}", "lane", share, "a share of the machine")
+        if spec.asked not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
+            expected = "WHEN_FREE, AT_ARRIVALS or IN_GROUPS"
+            raise InvalidValueError(f"policy {spec.name!r}", "asked", dict(spec.asked), expected)
+        sizes = sizes_to_try(spec)
+        asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
         self._trust(policy)
-        self.policy, self._lanes, self._drop = policy, lanes, drop
-        self._grouped, self._selects, self._sizes = grouped, selects, sizes
+        self.policy, self._lanes, self._drop = policy, spec.lanes, spec.drop
+        self._grouped, self._sizes, self._asks = spec.grouped, sizes, asks
         self._again_ns = _NEVER
-        self._lane_masks = tuple(lane.mask for lane in lanes)
+        self._lane_masks = tuple(lane.mask for lane in spec.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
-    def _schedule_groups(self, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival.
+    def _ask_to_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Ask.START."""
+        if self._queues.waiting or self._batches.paused or self._launches.growable:
+            free = self._launches.free_mask
+            for mask in self._lane_masks:
+                if mask & free == mask:
+                    self._decide(now_ns, actions)
+                    break
+
+    def _ask_to_select(self, event: QueryArrived, now_ns: int, actions: list[Action]) -> None:
+        """Ask.SELECT."""
+        if self._queues.waiting:
+            self._decide(now_ns, actions, event.query.id)
+        else:
+            self._ask_to_start(event, now_ns, actions)
+
+    def _ask_for_group(self, ask: Ask, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Ask.GROUP, GROUP_ANEW and NEXT_GROUP: start a group when none runs; while one runs, have the next one chosen.
 
         A choice that is started at once, behind the group that runs, is the last until that one has ended: the policy
         is asked again when its launches run, or when all its queries have left it.
         """
-        launches, had_next = self._launches, self._has_next
-        self._has_next = bool(launches.waiting)
-        if self._has_next or not (self._queues.waiting or self._paused):
+        launches, was_booked = self._launches, self._next is NextState.BOOKED
+        self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
+        if launches.waiting or not (self._queues.waiting or self._batches.paused):
             return
         is_idle = not launches.running
-        if is_idle or type(event) is LookAheadDue:
+        if is_idle or ask is Ask.NEXT_GROUP:
             again_ns = self._decide(now_ns, actions).again_ns
-            self._has_next = bool(launches.waiting)
+            self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
             self._again_ns = again_ns if again_ns > now_ns else _NEVER
-            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
+            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._batches.paused)
         else:
-            is_due = had_next or type(event) is QueryArrived or self._again_ns <= now_ns
+            is_due = was_booked or ask is Ask.GROUP_ANEW or self._again_ns <= now_ns
         if is_due:
-            if not self._is_looking_ahead:
-                self._is_looking_ahead = True
+            if self._look is LookState.IDLE:
+                self._look = LOOK_TRANSITIONS[self._look][LookStep.SEND]
                 actions.append(LookAhead())
         elif self._again_ns != _NEVER:
             self._expiries.arm_at(self._again_ns, actions)
 
     def _fault_of(self, decision: Decision) -> str | None:
         """What is wrong with a decision, as the rest of a sentence; None when nothing is."""
-        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches, self._devices)
+        fault = fault_of(decision, self._live, self._batches.known, self._queues.served, self._launches, self._devices)
         if self._grouped and type(decision) is Decision:
             if decision.starts and not is_behind(decision.starts, self._launches):
                 return "starts a group while another one runs"
@@ -389,11 +438,149 @@ class Engine(Books):
             begun: dict[tuple[Query, ...], Batch] = {}
             for start in starts:
                 is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
-                self._start(start, begun, decision.ahead, is_part, now_ns, actions)
-            self._group_count += 1 + starts[-1].group
+                self._start(start, begun, is_part, now_ns, actions)
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))
         if decision.again_ns > now_ns and not self._grouped:
             self._expiries.arm_at(decision.again_ns, actions)
         return decision
+
+    # --- queries and batches ------------------------------------------------------------------------------------------
+
+    def _end(
+        self,
+        number: int,
+        step: QueryStep,
+        outcome: Outcome,
+        reason: str,
+        actions: list[Action],
+        cause: LossCause | UnsetType = UNSET,
+        whom: str | UnsetType = UNSET,
+    ) -> None:
+        """End a live query, wherever it is, with its one outcome."""
+        live = self._close(number, step, Respond(number, outcome, reason, cause, whom), actions)
+        batch = live.batch
+        if batch is None:
+            self._queues.remove(live.key, live.query)
+            return
+        batch.remove(live.query)
+        if not batch.queries:
+            if batch.state is _PAUSED:
+                self._abandon(batch, actions)
+            elif batch.state is BatchState.RUNNING:
+                self._give_up(batch, actions)
+        elif batch.next_unit == 0 and batch.open and self._launches.waiting_of(batch.id) == batch.open:
+            self._return(batch)  # its rows are not together yet, and never will be: the others form another batch
+            self._give_up(batch, actions)
+
+    def _give_up(self, batch: Batch, actions: list[Action]) -> None:
+        """Nobody waits any more for a batch of which something has run: what of it waits never runs."""
+        if self._launches.waiting and (gone := self._launches.cancel(batch.id)):
+            batch.open -= gone
+            batch.until = 0  # it will not get there
+        if not batch.open:
+            self._batches.end(batch)
+            actions.append(Release(batch.id))
+        elif batch.state is not _DOOMED:
+            self._batches.abandon(batch)
+
+    def _abandon(self, batch: Batch, actions: list[Action]) -> None:
+        """Forget a paused batch that nobody waits for."""
+        self._batches.abandon(batch)
+        actions.append(Release(batch.id))
+
+    def _return(self, batch: Batch, apart: int = 0) -> None:
+        """Let the queries of a batch that cannot go on wait again, to be run anew.
+
+        With `apart`, in groups of so many, whose queries are merged with nobody else from now on.
+        """
+        for at, query in enumerate(batch.queries):
+            live = self._live[query.id]
+            live.state, live.batch = next_query_state(live.state, QueryStep.RETURN, query.id), None
+            if apart:
+                self._batches.apart += at % apart == 0
+                live.query = structs.replace(query, merge_key=-self._batches.apart)
+            live.key = self._key(live.query, batch.tenant, self.predictor)
+            self._queues.push(live.key, live.query)
+            self._expiries.watch(live)
+
+    def _close(self, number: int, step: QueryStep, respond: Respond, actions: list[Action]) -> Live:
+        """Give a live query its outcome; where it waited or ran is left to the caller."""
+        live = self._live.pop(number)
+        next_query_state(live.state, step, number)
+        actions.append(respond)
+        self._accounts.leave(live.query, respond.outcome)
+        return live
+
+    def _start(
+        self, start: Start, begun: dict[tuple[Query, ...], Batch], is_part: bool, now_ns: int, actions: list[Action]
+    ) -> None:
+        """Launch one start. `begun` has the batches that this decision has begun, and that have several."""
+        work, launches, batches = start.work, self._launches, self._batches
+        if start.batch is not None:
+            batch = batches.known[start.batch]
+        elif not is_part or (known := begun.get(start.queries)) is None:
+            batch = self._new_batch(start)
+            if is_part:
+                begun[start.queries] = batch
+        else:
+            batch = known
+        batches.launch(batch, work.end)
+        cuts = batch.tenant.cuts
+        launch = Launch(
+            launches.count,
+            batch.id,
+            batch.query_ids,
+            work,
+            work.end == cuts[-1],
+            start.share,
+            start.predicted_ns,
+            is_part,
+            start.after,
+            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
+            start.basis,
+        )
+        actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
+
+    def _new_batch(self, start: Start) -> Batch:
+        batch = self._batches.begin(self._queues.served[start.work.tenant].tenant, start.queries)
+        keys: list[tuple[int, ...]] = []
+        for query in start.queries:
+            live = self._live[query.id]
+            live.state = next_query_state(live.state, _LAUNCH, query.id)
+            live.batch = batch
+            keys.append(live.key)
+        self._queues.take(keys, start.queries, start.work.tenant)
+        part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
+        self._accounts.begin(start.work.tenant, start.queries, part)
+        return batch
+
+    def _probe(self, query: Query, needed_ns: int, now_ns: int, actions: list[Action]) -> Query | None:
+        """A query that is refused since it is predicted to need more than the SLO, as a probe; None where it is not."""
+        if not needed_ns:
+            return None
+        slo_ns = self._queues.known[query.tenant].tenant.slo_ns
+        probe = self._probes.admit(query, needed_ns, slo_ns, -self._batches.apart - 1, now_ns)
+        if probe is None:
+            return None
+        self._batches.apart += 1
+        actions.append(Probe(query.id, needed_ns))
+        return probe
+
+    def _alone_ns(self, query: Query, tenant: Tenant) -> int:
+        """What a query is predicted to take of a lane, alone."""
+        return self.predictor.latency_ns(tenant.work(query.shape, query.items), self._lanes[0].size)
+
+    def _deal(self, now_ns: int) -> None:
+        """Deal quotas anew: tenants, lanes or the predictor have changed."""
+        size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
+        tenants = [queue.tenant for queue in self._queues.known.values()]
+        self._accounts.deal(tenants, len(self._lanes), lambda each: latency_ns(each.work(0, 1), size), now_ns)
+
+    def _part_of_alone(self, batch: Batch) -> float:
+        """What a batch is predicted to take of what its queries would one by one; 1 at most."""
+        queries, tenant = batch.queries, batch.tenant
+        size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
+        alone_ns = sum([latency_ns(tenant.work(query.shape, query.items), size) for query in queries])
+        return min(1.0, latency_ns(tenant.work(batch.shape, batch.items), size) / max(1, alone_ns))

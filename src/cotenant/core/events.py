@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Policy
+from cotenant.core.snapshot import Moment, Policy
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import PieceTime
 
@@ -168,6 +169,9 @@ class TenantResumed:
 class LookAheadDue:
     """There is time to choose the next group while the present one runs: the answer to the action LookAhead."""
 
+
+MOMENTS: Mapping[type, Moment] = {QueryArrived: Moment.ARRIVAL, LookAheadDue: Moment.LOOK_AHEAD}
+"""What events are to a policy; all others are `Moment.OTHER`."""
 
 Event = (
     QueryArrived

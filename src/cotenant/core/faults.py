@@ -12,10 +12,10 @@ from typing import Protocol
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, PolicyFault
+from cotenant.core.actions import Action, GroupBasis, PolicyFault
 from cotenant.core.admission import hopeless, sizes_to_try
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Policy, Snapshot, Start
+from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Policy, PolicySpec, Snapshot, Start
 from cotenant.errors import CotenantError, ProtocolViolationError
 from cotenant.types import Query, Tenant
 from cotenant.work import Work
@@ -38,8 +38,8 @@ class Decider(Protocol):
     """What decides: a policy, or the fallback."""
 
     @property
-    def name(self) -> str:
-        """As it stands in traces and metrics."""
+    def spec(self) -> PolicySpec:
+        """What it is: its name stands in traces and metrics."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""
@@ -59,14 +59,14 @@ class Fallback:
     ends in time. In the place of a policy that launches groups it starts nothing while one runs.
     """
 
-    __slots__ = ("_drops", "_grouped", "_quotas", "_shares", "_sizes", "name")
+    __slots__ = ("_drops", "_grouped", "_quotas", "_shares", "_sizes", "spec")
 
-    def __init__(self, policy: Policy, *, keeps_quotas: bool) -> None:
-        self.name = "fallback-quota" if keeps_quotas else "fallback-edf"
-        self._quotas, self._grouped = keeps_quotas, policy.grouped
-        self._drops = policy.drop is DropRule.HOPELESS
-        self._shares = sorted(policy.shares, key=lambda share: share.size)
-        self._sizes = tuple(dict.fromkeys((*sizes_to_try(policy), *[share.size for share in self._shares])))
+    def __init__(self, spec: PolicySpec, *, keeps_quotas: bool) -> None:
+        self.spec = structs.replace(spec, name="fallback-quota" if keeps_quotas else "fallback-edf")
+        self._quotas, self._grouped = keeps_quotas, spec.grouped
+        self._drops = spec.drop is DropRule.HOPELESS
+        self._shares = sorted(spec.shares, key=lambda share: share.size)
+        self._sizes = tuple(dict.fromkeys((*sizes_to_try(spec), *[share.size for share in self._shares])))
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""
@@ -76,6 +76,7 @@ class Fallback:
         open_shares = [share for share in self._shares if share.mask & ~free == 0]
         waiting = self._waiting(snapshot) if open_shares else []
         heapify(waiting)
+        basis = GroupBasis(snapshot.next_launch) if self._grouped else None
         starts: list[Start] = []
         drops: list[Drop] = []
         while waiting and open_shares:
@@ -90,8 +91,7 @@ class Fallback:
             needed = {size: latency_ns(work, size) for size in sorted(by_size)}
             size = next((size for size, ns in needed.items() if ns <= left_ns), min(needed, key=needed.__getitem__))
             share = by_size[size]
-            group = 0 if self._grouped else len(starts)
-            starts.append(Start(work, () if batch is not None else queries, share, needed[size], batch, group=group))
+            starts.append(Start(work, () if batch is not None else queries, share, needed[size], batch, basis=basis))
             open_shares = [each for each in open_shares if not each.mask & share.mask]
         return Decision(tuple(starts), tuple(drops))
 
@@ -141,7 +141,7 @@ class Guarded:
 
     def _trust(self, policy: Policy) -> None:
         """Ask this policy from now on."""
-        self._edf = Fallback(policy, keeps_quotas=False)
+        self._edf = Fallback(policy.spec, keeps_quotas=False)
         self._fallback: Fallback | None = None
         self._memory: object = None
         self._faulted_ns: list[int] = []
@@ -154,11 +154,11 @@ class Guarded:
             key = self.policy.queue_key(query, tenant, predictor)
             if type(key) is not tuple or key[-1] != query.id or (total := sum(key)) != total:
                 raise ProtocolViolationError(
-                    f"policy {self.policy.name!r} gives query {query.id} the key {key!r}, expected a tuple of integers "
-                    "that ends with its number"
+                    f"policy {self.policy.spec.name!r} gives query {query.id} the key {key!r}, expected a tuple of "
+                    "integers that ends with its number"
                 )
         except Exception as error:
-            self._blame(self.policy.name, QUEUE_KEY, error, query.id)
+            self._blame(self.policy.spec.name, QUEUE_KEY, error, query.id)
             return deadline_key(query, tenant, predictor)
         return key
 
@@ -171,9 +171,9 @@ class Guarded:
                 decision = decider.decide(snapshot, memory)
                 if (found := fault(decision)) is None:
                     return decision
-                raise ProtocolViolationError(f"policy {decider.name!r} {found}")
+                raise ProtocolViolationError(f"policy {decider.spec.name!r} {found}")
             except Exception as error:
-                self._blame(decider.name, DECIDE, error)
+                self._blame(decider.spec.name, DECIDE, error)
             if decider is self._edf:
                 self._is_stuck = True
                 return Decision()
@@ -193,10 +193,10 @@ class Guarded:
         for fault in self._met:
             place = fault.policy, fault.call
             self.faults[place] = self.faults.get(place, 0) + 1
-            if not self.falls_back and fault.policy == self.policy.name:
+            if not self.falls_back and fault.policy == self.policy.spec.name:
                 self._faulted_ns = [at for at in self._faulted_ns if at > now_ns - WITHIN_NS] + [now_ns]
                 if len(self._faulted_ns) >= MOST_FAULTS:
-                    self._fallback, self._memory = Fallback(self.policy, keeps_quotas=True), None
+                    self._fallback, self._memory = Fallback(self.policy.spec, keeps_quotas=True), None
                     fault = structs.replace(fault, falls_back=True)
             actions.append(fault)
         self._met, is_stuck, self._is_stuck = [], self._is_stuck, False

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from cotenant.core.actions import Launch
+from cotenant.core.batches import Batch
 from cotenant.core.lifecycle import StrandState, StrandStep, next_strand_state
-from cotenant.core.queues import Batch
 from cotenant.core.snapshot import Running
 from cotenant.errors import ProtocolViolationError
 from cotenant.work import Share

@@ -1,4 +1,4 @@
-"""The literal transition tables: what may happen to a query, a batch and a strand, and where it leads.
+"""The literal transition tables: what may happen to a query, a batch, a strand and an engine, and where it leads.
 
 A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
 """
@@ -78,6 +78,53 @@ class StrandStep(IntEnum):
     END = auto()
 
 
+class ServiceState(IntEnum):
+    """Whether an engine takes queries."""
+
+    OPEN = auto()
+    DRAINING = auto()
+    """Only stages of queries that are inside come in."""
+
+
+class ServiceStep(IntEnum):
+    """What happens to the service of an engine."""
+
+    DRAIN = auto()
+
+
+class LookState(IntEnum):
+    """Whether a LookAheadDue has to come."""
+
+    IDLE = auto()
+    SENT = auto()
+    """A LookAhead is on its way."""
+
+
+class LookStep(IntEnum):
+    """What happens to a LookAhead."""
+
+    SEND = auto()
+    COME = auto()
+
+
+class NextState(IntEnum):
+    """What stands behind the group that runs."""
+
+    OPEN = auto()
+    """Nothing that has started: the policy may choose anew."""
+    BOOKED = auto()
+    """A group that waits for the launches under way: the policy is not asked."""
+
+
+class NextStep(IntEnum):
+    """What an engine finds behind the group that runs."""
+
+    WAITS = auto()
+    """Launches that wait."""
+    IS_CLEAR = auto()
+    """None: they run by now, or all of their queries have left."""
+
+
 QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {
     QueryState.NEW: {
         QueryStep.ADMIT: QueryState.QUEUED,
@@ -122,6 +169,21 @@ STRAND_TRANSITIONS: dict[StrandState, dict[StrandStep, StrandState]] = {
     StrandState.RUNNING: {StrandStep.GROW: StrandState.GROWING, StrandStep.END: StrandState.ENDED},
     StrandState.GROWING: {StrandStep.GREW: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
     StrandState.ENDED: {},
+}
+
+SERVICE_TRANSITIONS: dict[ServiceState, dict[ServiceStep, ServiceState]] = {
+    ServiceState.OPEN: {ServiceStep.DRAIN: ServiceState.DRAINING},
+    ServiceState.DRAINING: {ServiceStep.DRAIN: ServiceState.DRAINING},
+}
+
+LOOK_TRANSITIONS: dict[LookState, dict[LookStep, LookState]] = {
+    LookState.IDLE: {LookStep.SEND: LookState.SENT, LookStep.COME: LookState.IDLE},
+    LookState.SENT: {LookStep.COME: LookState.IDLE},
+}
+
+NEXT_TRANSITIONS: dict[NextState, dict[NextStep, NextState]] = {
+    NextState.OPEN: {NextStep.WAITS: NextState.BOOKED, NextStep.IS_CLEAR: NextState.OPEN},
+    NextState.BOOKED: {NextStep.WAITS: NextState.BOOKED, NextStep.IS_CLEAR: NextState.OPEN},
 }
 
 

@@ -1,16 +1,14 @@
-"""The waiting queries of a tenant, kept in the order of the policy's keys, and the batches made of them."""
+"""The waiting queries of a tenant, kept in the order of the policy's keys."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from cotenant.core.lifecycle import BatchState, QueryState
+from cotenant.core.batches import Batch
+from cotenant.core.lifecycle import QueryState
 from cotenant.core.predictor import Predictor
 from cotenant.types import Query, Tenant
-from cotenant.work import Share
-
-_NEW = BatchState.NEW
 
 
 class TenantQueue:
@@ -157,60 +155,6 @@ class TenantQueues:
 
     def _compare_weights(self) -> None:
         self.weights_differ = len({queue.tenant.weight for queue in self.known.values()}) > 1
-
-
-class Batch:
-    """Queries of one tenant that go through the model together; `is_merged` says whether it was made of several.
-
-    `queries` shrinks when one of them ends early; its rows stay in `items`, since they stay in the tensors.
-    `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them.
-    `open` counts its launches that run or wait; they run it from `next_unit` on `until` there. `share` is that of the
-    launch of it that ended last.
-    """
-
-    __slots__ = (
-        "deadline_ns",
-        "id",
-        "is_merged",
-        "items",
-        "next_unit",
-        "open",
-        "queries",
-        "query_ids",
-        "shape",
-        "share",
-        "state",
-        "tenant",
-        "until",
-    )
-
-    def __init__(self, batch: int, tenant: Tenant, queries: Sequence[Query]) -> None:
-        head = queries[0]
-        self.id = batch
-        self.tenant = tenant
-        self.queries = list(queries)
-        self.query_ids: tuple[int, ...] = (head.id,)
-        self.deadline_ns = head.deadline_ns
-        self.items = head.items
-        self.is_merged = len(queries) > 1
-        if self.is_merged:
-            self.items = sum([query.items for query in queries])
-            self._follow()
-        self.shape = head.shape
-        self.next_unit = self.until = 0
-        self.open = 0
-        self.share: Share | None = None
-        self.state = _NEW
-
-    def remove(self, query: Query) -> None:
-        """Take out a query that ended early."""
-        self.queries.remove(query)
-        if self.queries:
-            self._follow()
-
-    def _follow(self) -> None:
-        self.query_ids = tuple([query.id for query in self.queries])
-        self.deadline_ns = min([query.deadline_ns for query in self.queries])
 
 
 class Live:

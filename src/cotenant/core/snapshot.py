@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
+from typing import Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -159,11 +160,8 @@ class Start(Struct, frozen=True, gc=False):
     units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
     the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
-    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
-    is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent. Where it was predicted as one of
-    a group of which none of so many members was measured, `longest_ns` is what that takes at most, else 0. Starts of
-    one decision that have different numbers in `group`, from 0 on in ascending order, are different groups.
+    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `basis`
+    is a record (a Struct) that the launch carries for the policy's technique; see Launch.
     """
 
     work: Work
@@ -173,10 +171,7 @@ class Start(Struct, frozen=True, gc=False):
     batch: int | None = None
     after: tuple[int, ...] = ()
     grows: bool = False
-    wanted: int = 0
-    pressure_pct: int = 0
-    longest_ns: int = 0
-    group: int = 0
+    basis: object = None
 
 
 class Growth(Struct, frozen=True, gc=False):
@@ -203,68 +198,112 @@ class Drop:
 class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
-    The starts of one decision begin together: they are a group, or several where they say so. `ahead` says that they
-    have been chosen while the group before them was running, so that the decision takes no time when they begin. A
-    policy is asked again at `again_ns`, a later time, if something waits then and a lane is free; one of groups, if no
-    group waits behind the one that runs.
+    The starts of one decision begin together. A policy is asked again at `again_ns`, a later time, if something waits
+    then and a lane is free; one of groups, if no group waits behind the one that runs.
     """
 
     starts: tuple[Start, ...] = ()
     drops: tuple[Drop, ...] = ()
     memory: object = None
-    ahead: bool = False
     grows: tuple[Growth, ...] = ()
     again_ns: int = 0
+
+
+class Moment(Enum):
+    """What an event is to a policy."""
+
+    ARRIVAL = auto()
+    """A query has come: of those that came together, the last one."""
+    LOOK_AHEAD = auto()
+    """The launches before a LookAhead are on their way."""
+    OTHER = auto()
+
+
+class Ask(Enum):
+    """What the engine asks a policy for, and when."""
+
+    START = auto()
+    """Launches for free lanes: if something waits, is paused or could grow, and one of the lanes is free."""
+    SELECT = auto()
+    """Launches, and drops of what cannot be in time: if something waits, even while no lane is free."""
+    GROUP = auto()
+    """A group: if none runs and something waits. While one runs: not before `Decision.again_ns`."""
+    GROUP_ANEW = auto()
+    """A group: if none runs and something waits. While one runs, the engine sends a LookAhead first."""
+    NEXT_GROUP = auto()
+    """A group, also while one runs."""
+
+
+WHEN_FREE: Mapping[Moment, Ask] = MappingProxyType(dict.fromkeys(Moment, Ask.START))
+"""For policies that fill free lanes."""
+AT_ARRIVALS: Mapping[Moment, Ask] = MappingProxyType({**WHEN_FREE, Moment.ARRIVAL: Ask.SELECT})
+"""For policies that tell a client at once that its query cannot be in time."""
+IN_GROUPS: Mapping[Moment, Ask] = MappingProxyType(
+    {Moment.ARRIVAL: Ask.GROUP_ANEW, Moment.LOOK_AHEAD: Ask.NEXT_GROUP, Moment.OTHER: Ask.GROUP}
+)
+"""For policies that launch groups: a group starts only when the last launch of the one before has ended.
+
+A member of a group may get several lanes, the only one gets all of them. While a group runs (`Snapshot.running` is not
+empty then) such a policy may drop queries, and put its choice for the time after the group into its memory. Or it
+starts that choice at once behind the group, with every launch under way in `after` of each start. Then it is asked no
+more until these launches run.
+"""
+
+
+class GroupSource(Protocol):
+    """Knows the groups that a policy is likely to ask a GroupPredictor for."""
+
+    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
+        """The groups that decisions are likely to ask for, so that they can be predicted before."""
+
+
+class CutSource(Protocol):
+    """Needs models to be left at units of its own choice."""
+
+    def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        """The units at which a tenant's model may be left, from those that it has anyway."""
+
+
+class PolicySpec(Struct, frozen=True, kw_only=True):
+    """What a policy is, as data: it never changes while the policy serves.
+
+    `name`: as it stands in configuration, traces and tables. `lanes`: the shares that it launches in; never empty.
+    `shares`: all shares that launches may get: the lanes, and unions of them where it makes some. A policy that
+    launches in any union of many lanes names the lanes and the union of all, and may use those between.
+    `drop`: when waiting queries are given up. `asked`: what the engine asks for at which moment; one of the tables
+    WHEN_FREE, AT_ARRIVALS and IN_GROUPS. `preempt`: whether launches may end at cuts inside models; else models run
+    whole, without the cost of cuts. `cautious`: whether it looks at the margin of latencies, which is then learnt.
+    `groups`: set where it asks the predictor for groups, which is a GroupPredictor then. `cuts`: set where it needs
+    cuts of its own.
+    """
+
+    name: str
+    lanes: tuple[Share, ...]
+    shares: tuple[Share, ...]
+    drop: DropRule = DropRule.HOPELESS
+    asked: Mapping[Moment, Ask] = WHEN_FREE
+    preempt: bool = False
+    cautious: bool = False
+    groups: GroupSource | None = None
+    cuts: CutSource | None = None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it launches groups one after the other."""
+        return self.asked[Moment.OTHER] is Ask.GROUP
+
+    @property
+    def goes_by_margin(self) -> bool:
+        """Whether a margin is learnt for it, and it looks at that."""
+        return self.cautious and not self.grouped
 
 
 class Policy(Protocol):
     """Decides what runs next. Pure: equal arguments give equal decisions."""
 
     @property
-    def name(self) -> str:
-        """As it stands in configuration, traces and tables."""
-
-    @property
-    def drop(self) -> DropRule:
-        """When waiting queries are given up."""
-
-    @property
-    def lanes(self) -> tuple[Share, ...]:
-        """The shares it launches in; never empty."""
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get: the lanes, and unions of them where it makes some.
-
-        One that launches in any union of many lanes names the lanes and the union of all, and may use those between.
-        """
-
-    @property
-    def preempt(self) -> bool:
-        """Whether launches may end at cuts inside models; else models run whole, without the cost of cuts."""
-
-    @property
-    def cautious(self) -> bool:
-        """Whether it looks at the margin of latencies, which is then learnt."""
-
-    @property
-    def selects(self) -> bool:
-        """Whether it is asked at each arrival, even when no lane is free, to give up at once what cannot be in time."""
-
-    @property
-    def grouped(self) -> bool:
-        """Whether it launches groups: a group starts only when the last launch of the one before has ended.
-
-        A member of a group may get several lanes, the only one gets all of them. Such a policy is asked, too, while a
-        group runs (`Snapshot.running` is not empty then): it may drop, and put its choice for the time after the group
-        into its memory, or start it at once behind the group, with every launch under way in `after` of each start.
-        Then it is asked no more until these launches run.
-        """
-
-    @property
-    def asks_groups(self) -> bool:
-        """Whether it asks the predictor for groups, which is a GroupPredictor then: it launches groups one after the
-        other (`grouped`), or in partitions of their own."""
+    def spec(self) -> PolicySpec:
+        """What it is, as data."""
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """Order of a query among those of all tenants, smallest first; unique, as it ends with the query's id.
@@ -272,25 +311,4 @@ class Policy(Protocol):
         Must not depend on the query's rank: the core orders the queries of one tenant by it."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also
-        `grouped` and `selects`."""
-
-
-def goes_by_margin(policy: Policy) -> bool:
-    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
-    return policy.cautious and not policy.grouped
-
-
-@runtime_checkable
-class CuttingPolicy(Protocol):
-    """A policy that needs models to be left at units of its own choice."""
-
-    def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """The units at which a tenant's model may be left, from those that it has anyway."""
-
-
-class GroupPolicy(Policy, Protocol):
-    """A policy that asks for groups."""
-
-    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
-        """The groups that decisions are likely to ask the predictor for, so that they can be predicted before."""
+        """Decide. Called after an event as the table `PolicySpec.asked` says."""

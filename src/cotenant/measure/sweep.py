@@ -48,7 +48,7 @@ def profile_repository(
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
     """The shares that launches of such a server may get: its lanes, and what the policy makes of them."""
     lanes = lanes_of(settings.device, device_cores(settings.device))
-    return make_policy(settings.policy.name, settings.policy.options, lanes).shares
+    return make_policy(settings.policy.name, settings.policy.options, lanes).spec.shares
 
 
 def _profile(

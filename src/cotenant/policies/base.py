@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from msgspec import structs
+
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import DropRule
+from cotenant.core.snapshot import DropRule, PolicySpec
 from cotenant.errors import InvalidValueError
 from cotenant.policies.desk import Key
 from cotenant.types import Query, Tenant
@@ -14,26 +16,16 @@ from cotenant.work import Share
 
 
 class CheckedOptions:
-    """What refuses bad options of a policy, which launches no groups unless it says so."""
+    """Refuses bad options of a policy, and says what the policy is. Subclasses have the field `spec`."""
 
     __slots__ = ()
 
     name: ClassVar[str]
+    spec: PolicySpec
 
-    @property
-    def grouped(self) -> bool:
-        """See Policy."""
-        return False
-
-    @property
-    def selects(self) -> bool:
-        """See Policy."""
-        return False
-
-    @property
-    def asks_groups(self) -> bool:
-        """See Policy."""
-        return self.grouped
+    def specify(self, **facts: object) -> None:
+        """Change what the engine is told of the policy: fields of PolicySpec by name, for `__post_init__`."""
+        object.__setattr__(self, "spec", structs.replace(self.spec, **facts))
 
     def check(self, option: str, is_good: bool, expected: str) -> None:
         """Raises InvalidValueError for an option that is not good."""
@@ -43,7 +35,7 @@ class CheckedOptions:
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy(CheckedOptions):
-    """A policy without `name`, `cautious` and `decide`: `core.snapshot.Policy` says what they are.
+    """A policy without `name` and `decide`, which launches in its lanes. Subclasses say by `specify` what else they do.
 
     Raises InvalidValueError when there is no lane or `drop` is not a DropRule.
     """
@@ -53,16 +45,14 @@ class BasePolicy(CheckedOptions):
     preempt: bool = False
     sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Sizes in cores of the lanes, each once."""
+    spec: PolicySpec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.check("lanes", bool(self.lanes), "at least one partition")
         self.check("drop", isinstance(self.drop, DropRule), "a DropRule")
         object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get: the lanes."""
-        return self.lanes
+        spec = PolicySpec(name=self.name, lanes=self.lanes, shares=self.lanes, drop=self.drop, preempt=self.preempt)
+        object.__setattr__(self, "spec", spec)
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """Order of a waiting query, smallest first, unique: (priority of its tenant, deadline, arrival)."""

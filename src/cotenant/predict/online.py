@@ -14,10 +14,10 @@ from itertools import groupby
 from math import exp, log
 from typing import Self
 
-from cotenant.core.actions import Action, Grow, Launch, Respond
+from cotenant.core.actions import Action, Grow, Launch, Respond, group_of
 from cotenant.core.admission import most_cores
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
-from cotenant.core.snapshot import Policy, goes_by_margin
+from cotenant.core.snapshot import Policy
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import SURE_QUANTILE
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
@@ -246,7 +246,8 @@ class OnlineModel:
     @classmethod
     def under(cls, policy: Policy) -> Self:
         """What a server believes under a policy, and whoever simulates one: with a margin where it goes by that."""
-        return cls(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
+        spec = policy.spec
+        return cls(most_cores(spec), grouped=spec.grouped, cautious=spec.goes_by_margin)
 
     def add(self, tenant: str, table: LatencyTable) -> None:
         """Believe this table of a tenant from now on; what was observed under the name before is forgotten."""
@@ -302,8 +303,11 @@ class OnlineModel:
             return None
         before = self.predictor
         started = [action for action in actions if isinstance(action, Launch)]
-        for _, group in groupby(started, lambda launch: launch.group):
-            self._started([*group], time_ns)
+        if isinstance(before, GroupedPredictor):
+            for _, group in groupby(started, group_of):
+                self._started([*group], time_ns)
+        elif started:
+            self._started(started, time_ns)
         for action in actions:
             if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
                 self._launched.pop(action.launch, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cotenant.gantt import Bar
 from cotenant.report.perfetto import Counter, Instant, write_perfetto
-from cotenant.trace import Record, in_lines, work_of
+from cotenant.trace import Record, basis_of, headroom_ns, in_lines, work_of
 from cotenant.work import lane_name
 
 _MOST_NAMED = 8
@@ -34,6 +34,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
     instants: list[Instant] = []
     counters: list[Counter] = []
     arrived: dict[int, dict[str, Any]] = {}
+    deadlines: dict[int, int] = {}
     begun: dict[int, int] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     waiting: dict[str, int] = {}
@@ -49,6 +50,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
         if record.kind == "QueryArrived":
             query = record.event["query"]
             arrived[query["id"]] = {**query, "arrival_ns": now}
+            deadlines[query["id"]] = query["deadline_ns"] - zero
             waiting[query["tenant"]] = waiting.get(query["tenant"], 0) + 1
         elif record.kind == "ApplicationArrived":
             whole[record.event["query"]] = record.event["application"], now
@@ -75,7 +77,9 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
                     bars.append(Bar(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":
-                running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})
+                waited_ns = enqueued.pop(action["id"], None)
+                headroom = headroom_ns(action, deadlines, now if waited_ns is None else waited_ns)
+                running[action["id"]] = (now, action | {"enqueued": waited_ns, "headroom_ns": headroom})
                 work = work_of(action)
                 held[work.tenant] = held.get(work.tenant, 0) + len(action["share"]["cores"])
                 if work.is_first:
@@ -88,6 +92,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             elif kind == "Respond":
                 query = arrived.pop(action["query"])
                 first = begun.pop(action["query"], None)
+                del deadlines[action["query"]]
                 if first is None:
                     waiting[query["tenant"]] -= 1
                 track = f"tenants/{query['tenant']}"
@@ -115,8 +120,8 @@ def _launch_bar(launch: dict[str, Any], start: int, end: int, error: str | None)
         "headroom_ms": launch["headroom_ns"] / 1e6,
     }
     for key in ("wanted", "pressure_pct"):
-        if launch.get(key):
-            args[key] = launch[key]
+        if value := basis_of(launch).get(key):
+            args[key] = value
     if work.version:
         args["version"] = work.version
     if launch.get("after"):

@@ -98,7 +98,7 @@ class Server:
         self.losses = LossAccount(self.beliefs.predictor, self.lanes)
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
-        self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
+        self._executor = open_executor(settings.device, self.policy.spec.shares, settings.server.max_answer_bytes)
         self._executor.readers = readers
         self.names = NameTable(self.root, self.ready, self._executor)
         self._loading = threading.Lock()
@@ -276,7 +276,7 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
-        if (late := self._replies.written(result, learns=self.policy.cautious)) is not None:
+        if (late := self._replies.written(result, learns=self.policy.spec.cautious)) is not None:
             self.driver.post(late)
 
     def metrics(self) -> bytes:
@@ -295,7 +295,7 @@ class Server:
             for service in self.services:
                 service.changing(policy)
             change(self.driver, self._executor, self.beliefs, self.served_models(), self.policy, policy)
-            self.policy, self.lanes = policy, policy.lanes
+            self.policy, self.lanes = policy, policy.spec.lanes
         self.settle()
 
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:

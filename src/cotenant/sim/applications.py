@@ -72,7 +72,7 @@ class StagedEngine:
         self._engine = engine
         self.policy = engine.policy
         self._applications = applications
-        self._widest = most_cores(engine.policy)
+        self._widest = most_cores(engine.policy.spec)
         self._log = log
         self._doubt = doubt
         self._runs: dict[int, _Run] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from cotenant.core.actions import Action, Grow, Launch, LookAhead, Respond, SetTimer
+from cotenant.core.actions import Action, GroupBasis, Grow, Launch, LookAhead, Respond, SetTimer
 from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
@@ -92,7 +92,9 @@ def simulate(
             if kind is Respond:
                 on_respond(action, now)  # type: ignore[arg-type]
             elif kind is Launch:
-                begin = max(now, thinking_until) if action.ahead else now + decision_ns  # type: ignore[union-attr]
+                begin, basis = now + decision_ns, action.basis  # type: ignore[union-attr]
+                if type(basis) is GroupBasis and basis.ahead:
+                    begin = max(now, thinking_until)
                 start(action, begin)  # type: ignore[arg-type]
                 moved = True
             elif kind is SetTimer:
@@ -110,6 +112,6 @@ def simulate(
             end = _NEVER if upcoming is None else upcoming
     if engine.live:
         raise ProtocolViolationError(
-            f"{engine.live} queries never ended: policy {engine.policy.name!r} leaves work undone"
+            f"{engine.live} queries never ended: policy {engine.policy.spec.name!r} leaves work undone"
         )
     return now

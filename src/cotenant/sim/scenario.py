@@ -26,7 +26,7 @@ from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
-from cotenant.core.snapshot import CuttingPolicy, Policy
+from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
@@ -77,17 +77,17 @@ class Scenario:
     def served(self, policy: Policy) -> list[Tenant]:
         """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of
         cuts, but for those of its plans."""
-        found = []
+        found, spec = [], policy.spec
         for tenant in self.tenants:
-            cuts = tenant.cuts if policy.preempt else (0, tenant.unit_count)
-            if isinstance(policy, CuttingPolicy):
-                cuts = policy.cuts_of(tenant.name, cuts)
+            cuts = tenant.cuts if spec.preempt else (0, tenant.unit_count)
+            if spec.cuts is not None:
+                cuts = spec.cuts.cuts_of(tenant.name, cuts)
             found.append(tenant if cuts == tenant.cuts else replace(tenant, cuts=cuts))
         return found
 
     def predictor(self, policy: Policy) -> TablePredictor:
         """What a policy believes at the start."""
-        if policy.asks_groups and self.groups is not None:
+        if policy.spec.groups is not None and self.groups is not None:
             return GroupedPredictor(self.tables, None, self.groups)
         return TablePredictor(self.tables)
 
@@ -96,7 +96,7 @@ class Scenario:
         made = OnlineModel.under(policy)
         for tenant, table in self.tables.items():
             made.add(tenant, table)
-        if policy.asks_groups:
+        if policy.spec.groups is not None:
             made.believe_groups(self.groups)
         return made
 
@@ -325,7 +325,7 @@ def run_scenario(
             outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
-    world = make_world(scenario, assumptions, noise_seed, contention, made.asks_groups)
+    world = make_world(scenario, assumptions, noise_seed, contention, made.spec.groups is not None)
     simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
     outcomes.policy_faults = sum(engine.faults.values())
     return outcomes

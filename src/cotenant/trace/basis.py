@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.core.actions import Action, Launch
+from cotenant.core.actions import Action, GroupBasis, Launch, group_of
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import Policy
@@ -19,7 +19,7 @@ from cotenant.trace.trace_log import FindGroups, Header, MakePolicy, Record
 
 
 @dataclass(slots=True)
-class GroupBasis:
+class GroupEvidence:
     """Groups of so many `members` that started: with no measured group near them, and where none had so many."""
 
     members: int
@@ -50,7 +50,7 @@ class GroupTally:
         self._fitted = fitted if self._least else None
         self._then = then
         self._known: dict[Group, int] = {}
-        self._found: dict[int, GroupBasis] = {}
+        self._found: dict[int, GroupEvidence] = {}
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
         """See Log."""
@@ -58,7 +58,7 @@ class GroupTally:
             groups: dict[int, list[Launch]] = {}
             for action in actions:
                 if isinstance(action, Launch):
-                    groups.setdefault(action.group, []).append(action)
+                    groups.setdefault(group_of(action), []).append(action)
             for launches in groups.values():
                 if len(launches) >= self._least:
                     self._count(self._fitted, launches)
@@ -70,13 +70,13 @@ class GroupTally:
         near = self._known.get(group)
         if near is None:
             near = self._known[group] = fitted.near(group)
-        basis = self._found.setdefault(len(group), GroupBasis(len(group)))
-        basis.started += 1
-        basis.nothing_near += near == 0
-        basis.unmeasured += launches[0].longest_ns > 0
+        found, basis = self._found.setdefault(len(group), GroupEvidence(len(group))), launches[0].basis
+        found.started += 1
+        found.nothing_near += near == 0
+        found.unmeasured += isinstance(basis, GroupBasis) and basis.longest_ns > 0
 
     @property
-    def found(self) -> Sequence[GroupBasis]:
+    def found(self) -> Sequence[GroupEvidence]:
         """By number of members; empty where nothing was predicted from measured groups."""
         return [self._found[size] for size in sorted(self._found)]
 
@@ -122,4 +122,4 @@ class GroupBeliefs:
 
 def _least_members(policy: Policy) -> int:
     """How many launches that are decided together are predicted as a group; 0 where none are."""
-    return 1 if policy.grouped else 2 if policy.asks_groups else 0
+    return 1 if policy.spec.grouped else 2 if policy.spec.groups is not None else 0

@@ -10,7 +10,7 @@ from msgspec import convert
 
 from cotenant.core.predictor import Member
 from cotenant.gantt import Bar, busy_ns, column_ns, label_at
-from cotenant.trace import Record, TraceError, in_lines, work_of
+from cotenant.trace import Record, TraceError, basis_of, headroom_ns, in_lines, work_of
 from cotenant.trace.basis import GroupBeliefs
 from cotenant.work import CPU, PieceTime, lane_name
 
@@ -246,6 +246,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     enqueued: dict[int, int] = {}
     decided: dict[int, dict[str, Any]] = {}
     """Launches that have not ended, by number."""
+    deadlines: dict[int, int] = {}
     for record in records:
         now = record.time_ns
         if beliefs is not None:
@@ -259,7 +260,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             return whole
         elif record.kind == "QueryArrived":
             arrived = record.event["query"]
-            tenant_of[arrived["id"]] = arrived["tenant"]
+            tenant_of[arrived["id"]], deadlines[arrived["id"]] = arrived["tenant"], arrived["deadline_ns"]
             if arrived["id"] == query:
                 story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
                 story.ahead = len(waiting.get(story.tenant, ()))
@@ -281,9 +282,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
         members = _groups(record)
         for kind, action in record.actions:
             if kind == "Launch":
-                before = decided.get(action["id"], {"pointers": (), "members": members[action.get("group", 0)]})
-                kept = {"pointers": before["pointers"], "members": before["members"]}
-                decided[action["id"]] = action | kept | {"enqueued_ns": enqueued.pop(action["id"], None)}
+                kept = decided.get(action["id"]) or _decided(action, (), members, deadlines, now)
+                decided[action["id"]] = kept | action | {"enqueued_ns": enqueued.pop(action["id"], None)}
                 if beliefs is not None and query in action["queries"]:
                     decided[action["id"]]["near"] = beliefs.near(tuple(map(_member, kept["members"].values())))
                 running[action["id"]] = (now, decided[action["id"]])
@@ -293,8 +293,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             elif kind == "Enqueue":
                 launch = action["launch"]
                 enqueued[launch["id"]] = now
-                kept = {"pointers": _pointers(launch, decided), "members": members[launch.get("group", 0)]}
-                decided[launch["id"]] = launch | kept
+                decided[launch["id"]] = _decided(launch, _pointers(launch, decided), members, deadlines, now)
             elif kind in _NOTES and story is not None and action.get("query", -1) in (-1, query):
                 text = _NOTES[kind].format_map(action)
                 story.notes.append((now, text + (", and the fallback does" if action.get("falls_back") else "")))
@@ -306,6 +305,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                     if each.query == number:
                         each.ended_ns, each.outcome, each.reason = now, action["outcome"], action["reason"]
                 waiting[tenant_of.pop(number)].discard(number)
+                del deadlines[number]
                 if number == query and story is not None:
                     story.ended_ns, story.outcome, story.reason = now, action["outcome"], action["reason"]
                     for start, launch in running.values():
@@ -316,13 +316,30 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
+def _decided(
+    launch: dict[str, Any],
+    pointers: tuple[object, ...],
+    members: Mapping[int, object],
+    deadlines: Mapping[int, int],
+    now_ns: int,
+) -> dict[str, Any]:
+    """A launch with what is known of it when it is decided."""
+    headroom = headroom_ns(launch, deadlines, now_ns)
+    return launch | {"pointers": pointers, "members": members[_group(launch)], "headroom_ns": headroom}
+
+
+def _group(launch: Mapping[str, Any]) -> int:
+    """The number of the first launch of the group that a launch was predicted with."""
+    return int(basis_of(launch).get("group", launch["id"]))
+
+
 def _groups(record: Record) -> dict[int, dict[int, dict[str, Any]]]:
     """Launches by their group and number, of those that a record decides, whether they start or wait."""
     made: dict[int, dict[int, dict[str, Any]]] = {}
     for kind, action in record.actions:
         if kind in _DECIDED:
             launch = action["launch"] if kind == "Enqueue" else action
-            made.setdefault(launch.get("group", 0), {})[launch["id"]] = launch
+            made.setdefault(_group(launch), {})[launch["id"]] = launch
     return made
 
 
@@ -355,7 +372,7 @@ def _count(
 ) -> None:
     queries = launch["queries"]
     if story.query in queries:
-        share, work = launch["share"], work_of(launch)
+        share, work, basis = launch["share"], work_of(launch), basis_of(launch)
         story.launches.append(
             LaunchStory(
                 number=launch["id"],
@@ -374,10 +391,10 @@ def _count(
                 enqueued_ns=launch["enqueued_ns"],
                 grown=tuple(launch.get("grown", ())),
                 version=work.version,
-                wanted=launch.get("wanted", 0),
-                pressure_pct=launch.get("pressure_pct", 0),
+                wanted=basis.get("wanted", 0),
+                pressure_pct=basis.get("pressure_pct", 0),
                 near=launch.get("near"),
-                longest_ns=launch.get("longest_ns", 0),
+                longest_ns=basis.get("longest_ns", 0),
                 beside=tuple([_place(each) for number, each in launch["members"].items() if number != launch["id"]]),
                 pieces=convert(pieces, tuple[PieceTime, ...]),
             )

@@ -149,7 +149,7 @@ class LossAccount:
             case PredictorChanged():
                 self.believe(event.predictor)
             case PolicyChanged():
-                self.use_lanes(event.policy.lanes)
+                self.use_lanes(event.policy.spec.lanes)
             case TenantAdded():
                 self._add(event.tenant)
             case TenantRemoved():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from cotenant.core.actions import PolicyFault
 from cotenant.core.faults import DECIDE, QUEUE_KEY
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Policy, Snapshot
+from cotenant.core.snapshot import Decision, Policy, PolicySpec, Snapshot
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
 
@@ -21,12 +19,9 @@ class RecordedPolicy:
         """Those of the present event."""
 
     @property
-    def asked(self) -> Policy:
-        """It, for an engine."""
-        return cast(Policy, self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
+    def spec(self) -> PolicySpec:
+        """That of the policy."""
+        return self._policy.spec
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """See Policy."""
@@ -40,5 +35,5 @@ class RecordedPolicy:
 
     def _fail(self, call: str, query: int) -> None:
         for fault in self.faults:
-            if (fault.policy, fault.call, fault.query) == (self._policy.name, call, query):
+            if (fault.policy, fault.call, fault.query) == (self._policy.spec.name, call, query):
                 raise ProtocolViolationError(fault.reason)

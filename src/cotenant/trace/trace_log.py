@@ -32,7 +32,7 @@ from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
 
-FORMAT = "cotenant-trace/2"
+FORMAT = "cotenant-trace/3"
 _MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
@@ -102,7 +102,7 @@ def header(
     return Header(
         FORMAT,
         created,
-        policy.name,
+        policy.spec.name,
         _options(policy),
         devices,
         tuple(tenants),
@@ -190,7 +190,7 @@ def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
     """One record as a line without its end."""
     told: object = event
     if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
-        told = _PlainPolicy(event.policy.name, _options(event.policy))
+        told = _PlainPolicy(event.policy.spec.name, _options(event.policy))
     return _ENCODER.encode(
         (time_ns, type(event).__name__, told, [(type(action).__name__, action) for action in actions])
     )
@@ -260,7 +260,7 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     """
     file = open_regular(path, TraceError)
     try:
-        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
+        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate', of this version?"
         head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, mend, FORMAT)
     except TraceError:
         file.close()
@@ -330,6 +330,17 @@ def work_of(launch: Mapping[str, Any]) -> Work:
     return msgspec.convert(launch["work"], Work)
 
 
+def basis_of(launch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the basis of a Launch action of a record; none where it has no basis."""
+    found = launch.get("basis")
+    return found if isinstance(found, dict) else {}
+
+
+def headroom_ns(launch: Mapping[str, Any], deadlines: Mapping[int, int], decided_ns: int) -> int:
+    """What a launch, decided at this time, was predicted to leave of the time of its most urgent query."""
+    return min(deadlines[query] for query in launch["queries"]) - decided_ns - int(launch["predicted_ns"])
+
+
 def decode_event(
     kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups, make_policy: MakePolicy = _no_policy
 ) -> Event:
@@ -363,13 +374,13 @@ def replay(
     with in_lines(records) as lines:
         policy = RecordedPolicy(make_policy(head.policy, head.policy_options))
         predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
-        engine = Engine(head.tenants, policy.asked, predictor, head.whole)
+        engine = Engine(head.tenants, policy, predictor, head.whole)
         for record in lines:
             if record.kind == "LogFull":
                 return
             told = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):
                 policy = RecordedPolicy(event.policy)
-                told = core_events.PolicyChanged(policy.asked)
+                told = core_events.PolicyChanged(policy)
             policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
             yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heapify
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, group_of
 from cotenant.core.predictor import GroupPredictor, Member
 from cotenant.world.simulated import TableWorld, WorldEvent
 
@@ -29,9 +29,9 @@ class GroupWorld(TableWorld):
     def _begin(self, launch: Launch, now_ns: int, factor: float, end: tuple[int, int, str | None]) -> None:
         """The launch ends then by itself; its group, as far as it has begun, ends together."""
         super()._begin(launch, now_ns, factor, end)
-        mates = self._groups.setdefault(launch.group, [])
+        mates = self._groups.setdefault(group_of(launch), [])
         mates.append(_Mate(launch, now_ns, factor, end))
-        self._group_of[launch.id] = launch.group
+        self._group_of[launch.id] = group_of(launch)
         if len(mates) == 1:
             return
         members = tuple([Member(mate.launch.work, mate.launch.share.size) for mate in mates])

@@ -61,6 +61,7 @@ class Sets(Books):
         if isinstance(event, LaunchEnded) and event.error and self.running[event.launch].part:
             self.seen["a launch of a set failed"] += 1
         free = self.engine.snapshot(self.now).free_mask
+        self.told = self.__dict__.get("told", 0) + 1
         super().tell(event)
         if isinstance(event, QueryArrived) and event.more:
             assert self.engine.snapshot(self.now).free_mask == free, "decided before all were there"
@@ -69,7 +70,8 @@ class Sets(Books):
         launch = action.launch if isinstance(action, Enqueue) else action
         if isinstance(launch, Launch) and launch.id not in self.waited and (launch.after or launch.work.rows):
             groups = self.__dict__.setdefault("groups", {})
-            group = groups.setdefault(launch.group, set())
+            group = groups.setdefault(self.told, set())
+            self.__dict__.setdefault("decided", {})[launch.id] = self.told
             before = len(group)
             group.add(launch.work.tenant)
             if before < len(group):
@@ -77,7 +79,7 @@ class Sets(Books):
             self.seen["a launch of a set on a stream"] += launch.share.device != "cpu"
             self.seen["a chunk"] += bool(launch.work.rows)
             self.seen["behind another set"] += any(
-                other in self.waited and self.waited[other].group != launch.group for other in launch.after
+                other in self.waited and self.decided[other] != self.told for other in launch.after
             )
             self.seen["behind one that ran"] += any(other in self.running for other in launch.after)
         if isinstance(action, Respond):

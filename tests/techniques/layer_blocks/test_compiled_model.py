@@ -170,7 +170,7 @@ def test_more_cores_compute_the_same_and_join_at_a_stop(folder: Path, model: Com
     errors: list[str | None] = []
     end = model.unit_count
     work = Work("t", 0, 2, 0, end, 1)
-    launch = Launch(1, 1, (1,), work, True, Share(threads[:1]), 0, 0, stops=tuple(range(1, end)))
+    launch = Launch(1, 1, (1,), work, True, Share(threads[:1]), 0, stops=tuple(range(1, end)))
     executor.grow(1, Share(tuple(sorted(threads[:2]))), grown.append)
     executor.start(launch, lambda _, error, __: (errors.append(error), ended.set()))  # type: ignore[func-returns-value]
     assert ended.wait(20)
@@ -204,7 +204,7 @@ def test_a_launch_takes_in_a_core_without_a_stop(folder: Path, model: CompiledMo
     prepared.runtime = Growing()  # type: ignore[assignment]
     executor.put(1, inputs())
     ended, end = threading.Event(), model.unit_count
-    launch = Launch(1, 1, (1,), Work("t", 0, 1, 0, end), True, Share((0,)), 0, 0, stops=tuple(range(1, end)))
+    launch = Launch(1, 1, (1,), Work("t", 0, 1, 0, end), True, Share((0,)), 0, stops=tuple(range(1, end)))
     executor.start(launch, lambda *_: ended.set())
     assert ended.wait(20)
     prepared.runtime = runtime

@@ -103,10 +103,8 @@ class Forgetful:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.spec, self.queue_key = policy.spec, policy.queue_key
         self.count = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.policy, name)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         made = self.policy.decide(snapshot, memory)
@@ -121,7 +119,7 @@ class Forgetful:
 def test_what_is_kept_between_decisions_changes_none(run: str) -> None:
     forgetful = Forgetful(RUNS[run])
     tenants = (replace(TENANTS[0], max_batch=3), TENANTS[1])
-    engine = Engine(tenants, forgetful, TablePredictor(TABLES), Machine.cpu(range(CORES)))  # type: ignore[arg-type]
+    engine = Engine(tenants, forgetful, TablePredictor(TABLES), Machine.cpu(range(CORES)))
     tables = {name: table.versions for name, table in TABLES.items() if isinstance(table.versions, VersionTable)}
     outcomes: Counter[Outcome] = Counter()
     world = ManyCoreWorld(tables, ManyCore(BANDWIDTH))
@@ -149,13 +147,14 @@ def test_explain_tells_version_cores_and_pressure_of_each_block() -> None:
     told: list[str] = []
     for launch in launches_of("many-core-layer-block"):
         queries: list[int] = launch["queries"]  # type: ignore[assignment]
-        if launch.get("wanted") and launch.get("pressure_pct") and trace.work_of(launch).version:
+        basis = trace.basis_of(launch)
+        if basis.get("wanted") and basis.get("pressure_pct") and trace.work_of(launch).version:
             story = explain(trace.read(path)[1], queries[0])
             assert isinstance(story, Explanation)
-            told = [line for line in story.sentences() if f"of {launch['wanted']} that it was to have" in line]
+            told = [line for line in story.sentences() if f"of {basis['wanted']} that it was to have" in line]
             assert told
             assert f"in version {trace.work_of(launch).version} on cores" in told[0]
-            assert f"at a pressure of {launch['pressure_pct']} %" in told[0]
+            assert f"at a pressure of {basis['pressure_pct']} %" in told[0]
             break
     assert told, "no launch that wanted more under pressure"
 

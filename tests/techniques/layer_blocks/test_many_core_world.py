@@ -15,6 +15,7 @@ from msgspec import structs
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.techniques.layer_blocks.policy.basis import BlockBasis
 from cotenant.techniques.layer_blocks.world.many_core import (
     MEAN_CONFLICT_NS,
     MEDIAN_CONFLICT_NS,
@@ -88,7 +89,7 @@ def table(*units: tuple[int, int], bandwidth: int = 10 * GB, robust: Sequence[tu
 
 
 def launch(number: int, units: tuple[int, int], cores: Sequence[int], **more: object) -> Launch:
-    made = Launch(number, number, (number,), Work("a", 0, 1, *units), True, Share(tuple(cores)), 1, 1)
+    made = Launch(number, number, (number,), Work("a", 0, 1, *units), True, Share(tuple(cores)), 1)
     return structs.replace(made, **more)
 
 
@@ -219,9 +220,11 @@ def test_too_few_cores_cost_one_conflict_whose_law_is_the_papers() -> None:
     assert mean(drawn) == pytest.approx(MEAN_CONFLICT_NS, rel=0.1)
     assert median(drawn) == pytest.approx(MEDIAN_CONFLICT_NS, rel=0.1)
     known = {"a": table((160 * US, 0), (160 * US, 0))}
-    short = played(ManyCoreWorld(known, machine), [(0, launch(5, (0, 2), (0,), wanted=2))])
+    short = played(ManyCoreWorld(known, machine), [(0, launch(5, (0, 2), (0,), basis=BlockBasis(0, wanted=2)))])
     assert short == {5: 320 * US + drawn[conflict_at(5, 0, len(drawn))]}
-    assert played(ManyCoreWorld(known, machine), [(0, launch(5, (0, 2), (0,), wanted=1))]) == {5: 320 * US}
+    assert played(ManyCoreWorld(known, machine), [(0, launch(5, (0, 2), (0,), basis=BlockBasis(0, wanted=1)))]) == {
+        5: 320 * US
+    }
     seen = {conflict_at(query, unit, len(drawn)) for query in range(200) for unit in range(50)}
     assert len(seen) > 0.8 * len(drawn)
 

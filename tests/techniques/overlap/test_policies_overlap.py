@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.abacus._group_world import GroupWorld
-from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
+from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer, group_of
 from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived, QueryCancelled, TimerFired
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
@@ -63,7 +63,7 @@ def groups_of(made: Recording) -> list[list[tuple[str, int, int]]]:
     """Members of each group in order: tenant, first unit, last unit."""
     found: dict[int, list[tuple[str, int, int]]] = {}
     for _, launch in made.launches:
-        found.setdefault(launch.group, []).append((launch.work.tenant, launch.work.start, launch.work.end))
+        found.setdefault(group_of(launch), []).append((launch.work.tenant, launch.work.start, launch.work.end))
     return [sorted(found[number]) for number in sorted(found)]
 
 
@@ -115,7 +115,7 @@ def test_queries_of_one_tenant_are_merged_beside_another() -> None:
     made = run([query(0, "b", 300), *[query(n, "c", 300, 1) for n in range(1, 5)], query(5, "b", 300, 1)])
     merged = [launch for _, launch in made.launches if launch.work.tenant == "c"]
     assert [launch.queries for launch in merged] == [(1, 2, 3, 4)]
-    assert merged[0].group == next(launch.group for _, launch in made.launches if launch.queries == (5,))
+    assert group_of(merged[0]) == next(group_of(launch) for _, launch in made.launches if launch.queries == (5,))
 
 
 def test_hopeless_queries_are_dropped_with_the_reason_and_the_rest_is_served() -> None:
@@ -192,7 +192,7 @@ def test_the_next_group_is_chosen_while_this_one_runs_and_starts_without_another
     assert core.handle(QueryArrived(query(1, "b", 200)), MS)[0] == LookAhead()
     assert core.handle(LookAheadDue(), MS) == []
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
-    assert [(launch.queries, launch.ahead, launch.group) for launch in started] == [((1,), True, 1)]
+    assert [(launch.queries, launch.basis.ahead, group_of(launch)) for launch in started] == [((1,), True, 1)]
 
 
 def test_an_urgent_query_that_comes_meanwhile_changes_the_plan() -> None:
@@ -203,7 +203,7 @@ def test_an_urgent_query_that_comes_meanwhile_changes_the_plan() -> None:
     assert core.handle(QueryArrived(query(2, "c", 35, 2)), 2 * MS)[0] == LookAhead()
     core.handle(LookAheadDue(), 2 * MS)
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
-    assert [(launch.queries, launch.ahead) for launch in started] == [((2,), True)]
+    assert [(launch.queries, launch.basis.ahead) for launch in started] == [((2,), True)]
 
 
 def test_a_plan_is_made_anew_when_the_group_took_longer_than_it_allows() -> None:
@@ -214,7 +214,7 @@ def test_a_plan_is_made_anew_when_the_group_took_longer_than_it_allows() -> None
     core.handle(LookAheadDue(), MS)
     actions = core.handle(LaunchEnded(0), 30 * MS)  # 10 ms late: b has 36 ms left and needs 40
     assert {launch.work.tenant for launch in launches(actions)} == {"c"}
-    assert all(not launch.ahead for launch in launches(actions))
+    assert all(not launch.basis.ahead for launch in launches(actions))
 
 
 def test_a_plan_is_made_anew_when_a_query_of_it_is_gone() -> None:
@@ -225,7 +225,7 @@ def test_a_plan_is_made_anew_when_a_query_of_it_is_gone() -> None:
     core.handle(LookAheadDue(), MS)
     core.handle(QueryCancelled(1), 2 * MS)
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
-    assert [(launch.queries, launch.ahead) for launch in started] == [((2,), False)]
+    assert [(launch.queries, launch.basis.ahead) for launch in started] == [((2,), False)]
 
 
 def test_a_group_starts_only_when_the_last_launch_of_the_one_before_has_ended() -> None:
@@ -281,7 +281,7 @@ def test_what_is_chosen_while_a_group_runs_is_started_behind_it() -> None:
     core.handle(QueryArrived(query(0, "a")), 0)
     assert core.handle(QueryArrived(query(1, "b", 200)), MS)[0] == LookAhead()
     [behind] = enqueued(core.handle(LookAheadDue(), MS))
-    assert (behind.queries, behind.after, behind.ahead, behind.group) == ((1,), (0,), True, 1)
+    assert (behind.queries, behind.after, behind.basis.ahead, group_of(behind)) == ((1,), (0,), True, 1)
     assert launches(core.handle(LaunchEnded(0), 20 * MS)) == [behind]
 
 
@@ -293,7 +293,7 @@ def test_a_group_without_time_to_spare_is_kept_back_till_it_is_known_when_it_can
     core.handle(QueryArrived(query(0, "a")), 0)
     core.handle(QueryArrived(query(1, "b", slo_ms)), 0)  # behind 20 ms it needs 40
     assert bool(enqueued(core.handle(LookAheadDue(), 0))) is is_enqueued
-    assert [(launch.queries, launch.ahead) for launch in launches(core.handle(LaunchEnded(0), 20 * MS))] == [
+    assert [(launch.queries, launch.basis.ahead) for launch in launches(core.handle(LaunchEnded(0), 20 * MS))] == [
         ((1,), True)
     ]
 
@@ -305,7 +305,7 @@ def test_a_group_that_goes_on_with_what_is_running_is_kept_back() -> None:
     core.handle(QueryArrived(query(1, "b", 1000)), 0)
     assert core.handle(LookAheadDue(), 0) == [], "the batch that runs leads"
     actions = core.handle(LaunchEnded(0), 5 * MS)
-    assert all(launch.ahead for launch in launches(actions))
+    assert all(launch.basis.ahead for launch in launches(actions))
     assert first.batch in {launch.batch for launch in launches(actions)}
 
 
@@ -347,7 +347,7 @@ def test_a_group_that_ends_before_its_time_is_followed_by_what_was_chosen() -> N
     core.handle(QueryArrived(query(1, "b", 200)), 0)
     core.handle(LookAheadDue(), 0)
     actions = core.handle(LaunchEnded(0), 10 * MS)
-    assert [(launch.queries, launch.ahead, launch.after) for launch in launches(actions)] == [((1,), True, ())]
+    assert [(launch.queries, launch.basis.ahead, launch.after) for launch in launches(actions)] == [((1,), True, ())]
     assert core.handle(TimerFired(), 15 * MS) == [], "needless by now"
 
 
@@ -417,7 +417,7 @@ def test_nothing_is_chosen_that_was_predicted_infeasible(
     made = run(queries, predictor, ways=ways, preempt=preempt, repeat=repeat, enqueue_ms=enqueue_ms)
     together: dict[int, list[tuple[int, Launch]]] = {}
     for at, launch in made.launches:
-        together.setdefault(launch.group, []).append((at, launch))
+        together.setdefault(group_of(launch), []).append((at, launch))
     for members in together.values():
         at = members[0][0]
         group = tuple(Member(x.work, x.share.size) for _, x in members)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cotenant.cli import main
 from cotenant.config import DeviceSection, PolicySection
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, group_of
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.measure.group_models import resolved, resolved_by
@@ -221,7 +221,7 @@ def test_a_simulation_and_the_story_of_a_query_say_what_was_measured_of_its_grou
         msgspec.convert(action, Launch) for record in records for kind, action in record.actions if kind == "Launch"
     ]
     assert len(launches) >= sum(each["started"] for each in run["groups"])
-    query, last = launches[-1].queries[0], [each for each in launches if each.group == launches[-1].group]
+    query, last = launches[-1].queries[0], [each for each in launches if group_of(each) == group_of(launches[-1])]
     near = fitted.near(tuple(Member(each.work, each.share.size) for each in last))
     told = said("explain", query, path)
     assert f"predicted as a group of {len(last)}" in told

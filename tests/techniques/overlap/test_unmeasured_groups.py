@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.abacus._group_world import GroupWorld
-from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.actions import Action, Launch, Respond, group_of
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.predict.grouped import FittedGroups
@@ -76,7 +76,7 @@ def groups_of(made: Recording) -> list[str]:
     """The tenants of each group. The first one runs from 0 to 10 ms, as nobody else is there."""
     found: dict[int, str] = {}
     for _, launch in made.launches:
-        found[launch.group] = found.get(launch.group, "") + launch.work.tenant
+        found[group_of(launch)] = found.get(group_of(launch), "") + launch.work.tenant
     return ["".join(sorted(found[number])) for number in sorted(found)]
 
 
@@ -86,7 +86,7 @@ FIRST = query(0, "a", 500, 0)
 def test_it_is_started_where_everybody_would_be_in_time_though_it_took_as_long_as_it_can() -> None:
     made = run([FIRST, query(1, "a", 200), query(2, "b", 200), query(3, "c", 200)])
     assert groups_of(made) == ["a", "abc"]
-    told = [(launch.predicted_ns, launch.longest_ns) for _, launch in made.launches]
+    told = [(launch.predicted_ns, launch.basis.longest_ns) for _, launch in made.launches]
     assert told == [(10 * MS, 0), *[(14 * MS, 30 * MS)] * 3], "one alone is known"
 
 
@@ -126,7 +126,7 @@ def test_it_is_not_started_where_somebody_would_be_late_if_it_took_as_long(queri
     options = {"preempt": False, "repeat": False}
     made = run([FIRST, *queries], **options)
     assert len(groups_of(made)[1]) == 2
-    assert not any(launch.longest_ns for _, launch in made.launches[:3])
+    assert not any(launch.basis.longest_ns for _, launch in made.launches[:3])
     assert set(made.outcomes.values()) == {Outcome.ANSWERED}
     trusting = run([FIRST, *queries], Believing((1, 2, 3)), **options)
     assert groups_of(trusting)[1] == "abc", "were it measured, it would be"
@@ -187,8 +187,8 @@ def test_nobody_is_ever_late_for_a_belief(queries: list[Query], measured: tuple[
                     waiting.pop(number, None)
             elif isinstance(action, Respond):
                 waiting.pop(action.query, None)
-        for launch in (each for each in actions if isinstance(each, Launch) and each.longest_ns):
-            ended = now_ns + launch.longest_ns
+        for launch in (each for each in actions if isinstance(each, Launch) and each.basis.longest_ns):
+            ended = now_ns + launch.basis.longest_ns
             rest = TENANTS[launch.work.tenant].work(0, launch.work.items, launch.work.end) if not launch.last else None
             after = believed.latency_ns(rest, 3) if rest else 0
             assert all(ended + after <= known[number].deadline_ns for number in launch.queries)

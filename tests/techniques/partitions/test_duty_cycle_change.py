@@ -63,7 +63,7 @@ class ChangingMachine(EngineMachine):
     @rule(pick=st.integers(0, len(CHOICES) - 1))
     def change_policy(self, pick: int) -> None:
         self.policy = CHOICES[pick]
-        self.partitions = set(self.policy.shares)
+        self.partitions = set(self.policy.spec.shares)
         self.tell(PolicyChanged(Watched(self.policy)))
 
     def tell(self, event: Event) -> None:

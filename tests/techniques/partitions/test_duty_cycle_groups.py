@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.actions import Launch, Respond
+from cotenant.core.actions import Launch, Respond, group_of
 from cotenant.core.events import LaunchEnded, PolicyChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
@@ -79,7 +79,7 @@ def told(made: Recording) -> list[list[tuple[str, int, tuple[int, ...]]]]:
     """Tenant, rows and cores of the launches of each turn."""
     return [
         [(launch.work.tenant, launch.work.items, launch.share.cores) for _, launch in turn]
-        for _, turn in groupby(made.launches, lambda each: each[1].group)
+        for _, turn in groupby(made.launches, lambda each: group_of(each[1]))
     ]
 
 
@@ -110,7 +110,7 @@ def test_members_start_together_on_their_parts_and_the_next_step_waits_for_all()
     ]
     (_, first), (at, a), (_, b), (then, _) = made.launches[:4]
     assert a.predicted_ns == b.predicted_ns == 27 * MS  # 24, and a quarter of 12
-    assert (first.group, a.group, b.group) == (0, 1, 1)
+    assert (group_of(first), group_of(a), group_of(b)) == (0, 1, 1)
     assert then - at == 27 * MS
     assert made.ended_ns[1] == made.ended_ns[4] == then
 
@@ -125,7 +125,7 @@ def test_who_is_not_there_leaves_his_part_and_nobody_waits_for_him() -> None:
     assert [(each.work.tenant, each.share.cores) for each in started] == [("a", (0, 1, 2))]
     ended = [each for each in core.handle(LaunchEnded(0), 6 * MS) if isinstance(each, Launch)]
     assert [(each.work.tenant, each.share.cores) for each in ended] == [("a", (0,)), ("c", (2,))]
-    assert {each.group for each in ended} == {1}
+    assert {group_of(each) for each in ended} == {1}
     actions = [*core.handle(LaunchEnded(1), 12 * MS), *core.handle(QueryArrived(Query(9, "b", 13 * MS, LONG)), 13 * MS)]
     assert not [each for each in actions if isinstance(each, Launch)]  # until the last one has ended
     last = [each for each in core.handle(LaunchEnded(2), 14 * MS) if isinstance(each, Launch)]
@@ -144,13 +144,13 @@ def test_partitions_have_groups_of_their_own_at_one_instant() -> None:
     wide = Share((0, 1)), Share((2, 3))
     rounds = (Round(100 * MS, together(("a", 2), ("b", 2))), Round(100 * MS, (Slot("c", 4, 1.0),)))
     policy = DutyCycle(wide, rounds=rounds, lend=False)
-    assert set(policy.shares) == {*wide, FIRST, SECOND}
-    assert policy.asks_groups
+    assert set(policy.spec.shares) == {*wide, FIRST, SECOND}
+    assert policy.spec.groups is policy
     core = Engine(ABC, policy, AB, Machine.cpu((0, 1, 2, 3)))
     queries = coming(("a", 0), ("b", 0), ("c", 0))
     actions = [core.handle(QueryArrived(query, more=query.id < 2), 0) for query in queries]
     started = [each for each in actions[-1] if isinstance(each, Launch)]
-    assert [(each.work.tenant, each.group) for each in started] == [("a", 0), ("b", 0), ("c", 1)]
+    assert [(each.work.tenant, group_of(each)) for each in started] == [("a", 0), ("b", 0), ("c", 2)]
 
 
 def test_a_member_who_would_make_another_late_stays_out_and_comes_first_the_next_time() -> None:
@@ -394,6 +394,6 @@ def test_simulator_and_server_run_groups_alike(drop: DropRule, lend: bool) -> No
 
 def test_two_lanes_with_nothing_planned_have_no_groups() -> None:
     policy = DutyCycle(TWO_LANES)
-    assert not policy.asks_groups
-    assert policy.shares == TWO_LANES
-    assert not partial(DutyCycle, TWO_LANES)().grouped
+    assert policy.spec.groups is None
+    assert policy.spec.shares == TWO_LANES
+    assert not partial(DutyCycle, TWO_LANES)().spec.grouped

@@ -14,7 +14,7 @@ import pytest
 from client import Client, Watch
 from commands import runner
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, group_of
 from cotenant.core.events import PolicyChanged, PredictorChanged
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
@@ -25,7 +25,7 @@ from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Lo
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
 from cotenant.techniques.partitions.serve.replan import Replanner
-from cotenant.trace import read
+from cotenant.trace import basis_of, read
 from cotenant.types import Outcome
 from group_campaign import CORES, SLOTS, measure, profiled
 from repositories import config, scaled, write_model
@@ -112,12 +112,12 @@ def test_a_plan_with_a_group_is_taken_over_and_its_members_start_together(
         for part in (watch.seen[:changed], watch.seen[changed:])
     ]
     assert {launch.share.cores for launch in launches[0]} == {cores}
-    groups = Counter(launch.group for launch in launches[1])
-    together = [launch for launch in launches[1] if groups[launch.group] == 2]
+    groups = Counter(group_of(launch) for launch in launches[1])
+    together = [launch for launch in launches[1] if groups[group_of(launch)] == 2]
     assert together, "nobody overlapped"
     assert {(launch.work.tenant, launch.share.cores) for launch in together} == {("a", cores[:1]), ("b", cores[1:])}
-    for number in {launch.group for launch in together}:
-        assert len({launch.predicted_ns for launch in together if launch.group == number}) == 1
+    for number in {group_of(launch) for launch in together}:
+        assert len({launch.predicted_ns for launch in together if group_of(launch) == number}) == 1
 
 
 def test_a_server_that_starts_with_a_group_believes_what_was_measured(measured: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_server_that_starts_with_a_group_believes_what_was_measured(measured: 
         ask_together(Client(server))
     finally:
         server.stop()
-    counts = Counter(launch.group for launch in watch.actions(Launch))
+    counts = Counter(group_of(launch) for launch in watch.actions(Launch))
     assert max(counts.values()) == 2
 
 
@@ -158,8 +158,8 @@ def test_the_same_plan_is_simulated_explained_and_replayed(
     assert min(each["answered"] for each in told["runs"][0]["tenants"].values()) > 0
     records = list(read(trace)[1])
     launches = [action for record in records for kind, action in record.actions if kind == "Launch"]
-    groups = Counter(launch.get("group", 0) for launch in launches)
-    together = next(launch for launch in launches if groups[launch.get("group", 0)] == 2)
+    groups = Counter(basis_of(launch).get("group", launch["id"]) for launch in launches)
+    together = next(launch for launch in launches if groups[basis_of(launch).get("group", launch["id"])] == 2)
     done, out, err = run("replay", trace)
     assert (done, err) == (0, "")
     assert "every action is the same" in out

@@ -89,7 +89,7 @@ class Served:
         for query, each in enumerate(inputs):
             self.executor.put(query, each)
             work = Work("wide", 0, len(each["a"]), 0, self.model.unit_count)
-            self.executor.start(Launch(query, query, (query,), work, True, SHARE, 1, 1), end)
+            self.executor.start(Launch(query, query, (query,), work, True, SHARE, 1), end)
         for _ in inputs:
             assert ended.acquire(timeout=WAIT_S)
         answers = [errors[query] or self.executor.take(query) for query in range(len(inputs))]

@@ -143,7 +143,7 @@ class StreamPlace:
             work, number = Work(name, 0, rows, start, stop), next(self._numbers)
             is_last, believed = stop == model.unit_count, took_ns.get(work, 0)
             began = time.perf_counter_ns()
-            self._executor.start(Launch(number, query, (query,), work, is_last, share, believed, 0), end)
+            self._executor.start(Launch(number, query, (query,), work, is_last, share, believed), end)
             ended.wait()
             took_ns[work] = time.perf_counter_ns() - began
             if errors:

@@ -63,11 +63,7 @@ class ListPolicy(BasePolicy):
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         self.check("widen", self.widen >= 1, "at least 1")
         object.__setattr__(self, "wide", unions(self.lanes, self.widen))
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The lanes, and unions of them."""
-        return (*self.lanes, *self.wide)
+        self.specify(shares=(*self.lanes, *self.wide), cautious=self.cautious)
 
     @property
     def _all_sizes(self) -> tuple[int, ...]:

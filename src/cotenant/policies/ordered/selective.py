@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotenant.core.snapshot import AccountView, Decision, DropRule, Snapshot
+from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, AccountView, Decision, DropRule, Snapshot
 from cotenant.policies.desk import Desk
 from cotenant.policies.ordered.giving_up import give_up
 from cotenant.policies.ordered.jobs import Number
@@ -52,10 +52,9 @@ class Most(ListPolicy):
     name: ClassVar[str] = "most"
     reserves: ClassVar[bool] = False
 
-    @property
-    def selects(self) -> bool:
-        """See Policy: a client hears at once that its query is given up."""
-        return self.drop is DropRule.HOPELESS
+    def __post_init__(self) -> None:
+        ListPolicy.__post_init__(self)
+        self.specify(asked=AT_ARRIVALS if self.drop is DropRule.HOPELESS else WHEN_FREE)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Give up what cannot be in time together, then fill the free lanes with the earliest deadlines."""

@@ -237,7 +237,8 @@ class Counters:
     def _launched(self, launch: Launch, time_ns: int) -> None:
         counted = self.by_tenant.get(launch.work.tenant) or self._gone[launch.work.tenant]
         self._running[launch.id] = launch, counted
-        counted.headroom_ns = launch.headroom_ns
+        deadline_ns = min([self._open[query].deadline_ns for query in launch.queries])
+        counted.headroom_ns = deadline_ns - time_ns - launch.predicted_ns
         if launch.work.is_first:
             counted.launches += 1
             for query in launch.queries:

@@ -49,14 +49,18 @@ def change(
     which one alone launches groups, ModelError when a model cannot be made ready; then everything stays as it was.
     """
     if not executor.lanes_change:
-        raise ConfigError(f"lanes of {new.shares[0].device} cannot be changed while it serves: serve it without a plan")
-    if old.grouped != new.grouped:
-        raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")
+        raise ConfigError(
+            f"lanes of {new.spec.shares[0].device} cannot be changed while it serves: serve it without a plan"
+        )
+    if old.spec.grouped != new.spec.grouped:
+        raise ConfigError(
+            f"policy {old.spec.name!r} cannot be changed to {new.spec.name!r}: one of them alone launches groups"
+        )
     for served in models:
-        executor.prepare(served.loaded, spec_of(served, new.shares))
+        executor.prepare(served.loaded, spec_of(served, new.spec.shares))
 
     def widen(_: Engine) -> None:
-        beliefs.widest = max(share.size for share in new.shares)
+        beliefs.widest = max(share.size for share in new.spec.shares)
 
     driver.read(widen)
     driver.post(PolicyChanged(new))
@@ -64,4 +68,4 @@ def change(
         _log.warning("launches of before the change have not ended after %g s: their sessions stay", _LEAVE_S)
         return
     for served in models:
-        executor.keep(served.loaded, spec_of(served, new.shares))
+        executor.keep(served.loaded, spec_of(served, new.spec.shares))

@@ -124,7 +124,9 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._device.kind == "cpu" else self._device
-        spec = VersionSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device, verdicts())
+        spec = VersionSpec(
+            str(self.root), found, policy.spec.shares, tuple(self._measured.values()), device, verdicts()
+        )
         report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
         if report.warning:
@@ -133,10 +135,10 @@ class ModelOpener:
             self._keep(profile)
             if found.config.model.max_batch > 1:
                 remember_verdict(facts.digest, facts.merging)
-        served = serve_model(facts, profile, preempt=policy.preempt, cuts_of=self._cuts_of)
+        served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
         if self.loader.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
-        served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.shares))
+        served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
 
     def _keep(self, profile: ModelProfile) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import cast
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
-from cotenant.core.snapshot import GroupPolicy, Policy
+from cotenant.core.snapshot import Policy
 from cotenant.measure.group_models import fitted_groups
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
@@ -33,7 +32,7 @@ class Groups(Service):
 
     def start(self) -> None:
         """Read the fitted predictor."""
-        if self.server.policy.asks_groups:
+        if self.server.policy.spec.groups is not None:
             self._read()
 
     def added(self, served: ServedModel) -> None:
@@ -44,7 +43,7 @@ class Groups(Service):
 
     def changing(self, policy: Policy) -> None:
         """Have groups believed by a server that has not asked for them until now."""
-        if not policy.asks_groups or self._fitted is not None:
+        if policy.spec.groups is None or self._fitted is not None:
             return
         self._read()
         if self._fitted is None:
@@ -61,12 +60,12 @@ class Groups(Service):
 
     def settled(self) -> None:
         """Predict likely groups. Step by step, each between two events, since models may be served meanwhile."""
-        driver, policy = self.server.driver, self.server.policy
+        driver, source = self.server.driver, self.server.policy.spec.groups
         predictor = driver.read(lambda engine: engine.predictor)
-        if not policy.asks_groups or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
+        if source is None or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
             return
         began_s, count = time.perf_counter(), 0
-        steps = predictor.foresee(cast(GroupPolicy, policy).likely_groups(driver.read(lambda engine: engine.tenants)))
+        steps = predictor.foresee(source.likely_groups(driver.read(lambda engine: engine.tenants)))
         while done := driver.read(lambda _: next(steps, 0)):
             count += done
         _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))

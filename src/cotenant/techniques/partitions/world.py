@@ -15,7 +15,7 @@ from heapq import heapify, heappop
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.actions import Action, Launch, Respond, group_of
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
@@ -274,10 +274,10 @@ class _PlanWorld:
         """See World."""
         served, lane, rows = self._served[launch.work.tenant], launch.share, launch.work.items
         there = [each for each in self._running.values() if each[0].share.device == lane.device]
-        others = [runner for other, _, runner in there if other.group != launch.group]
+        others = [runner for other, _, runner in there if group_of(other) != group_of(launch)]
         factor = served.costs.factor(served.model, rows, lane.size, others, served.device) if others else 1.0
         self._running[launch.id] = launch, factor, (served.model, rows, lane.size)
-        mates = {number: each for number, each in self._running.items() if each[0].group == launch.group}
+        mates = {number: each for number, each in self._running.items() if group_of(each[0]) == group_of(launch)}
         group = tuple([Member(mate.work, mate.share.size) for mate, *_ in mates.values()])
         factor = max([factor for _, factor, _ in mates.values()])
         end_ns = now_ns + math.ceil(self._alone.group_ns([group])[0] * factor)

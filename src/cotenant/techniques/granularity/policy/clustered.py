@@ -81,15 +81,11 @@ class Clustered(Edf):
             tuple(places), self.drop, self.preempt, stretch=self.stretch, cautious=self.cautious, widen=self.widen
         )
         object.__setattr__(self, "alone", alone)
+        self.specify(shares=tuple(dict.fromkeys((*self.lanes, *alone.spec.shares))), cuts=self)
         for plan in self.joint_plans:
             models = [member.model for member in plan.members]
             self.check("joint_plans", len(set(models)) == len(models), "plans for different models, each once")
             strands_of(plan, (True,) * len(models))
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The lanes of sets, and where others are served."""
-        return tuple(dict.fromkeys((*self.lanes, *self.alone.shares)))
 
     def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
         """The units at which a tenant's model may be left, with those of the plans."""

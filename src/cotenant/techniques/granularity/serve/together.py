@@ -24,6 +24,7 @@ from cotenant.techniques.granularity.joint_plan import TogetherPlan, cuts_of_all
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
 from cotenant.techniques.granularity.plan.profiled import table_of_latencies
 from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
+from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.techniques.placement.measured_tasks import read_tasks
 from cotenant.work import CPU, Share
 
@@ -36,11 +37,6 @@ _LATE_S = 60.0
 """After which a search is ended; it is tried again, with twice the time, behind the others."""
 _TRIES = 3
 _log = logging.getLogger("cotenant.together")
-
-
-def takes_plans(policy: Policy) -> bool:
-    """Whether a policy follows joint plans."""
-    return hasattr(policy, "joint_plans")
 
 
 class TogetherPlans(Service):
@@ -73,7 +69,7 @@ class TogetherPlans(Service):
 
     def cuts(self, opened: VersionFacts, policy: Policy, cuts: tuple[int, ...]) -> tuple[int, ...]:
         """With those of plans that the policy follows and the model is a member of as it is."""
-        if not takes_plans(policy):
+        if not isinstance(policy.spec.cuts, Clustered):
             return cuts
         me = opened.found.tenant, opened.digest
         mine = [each.plan for each in self._kept if me in [(member.model, member.graph) for member in each.members]]
@@ -81,11 +77,12 @@ class TogetherPlans(Service):
 
     def followed(self, policy: Policy) -> Policy:
         """The policy with the plans that hold for the models; those that do not are told to the log, once."""
-        if not takes_plans(policy):
+        following = policy.spec.cuts
+        if not isinstance(following, Clustered):
             return policy
         models = [versions[""] for versions in self.server.names.models.values()]
         graphs = {each.tenant.name: (each.opened.digest, each.tenant.unit_count) for each in models}
-        lanes = [lane.size for lane in policy.lanes]
+        lanes = [lane.size for lane in following.lanes]
         found = usable((*self._kept, *filter(None, self._found.values())), graphs, lanes)
         for plan in self._kept:
             for member in plan.members:
@@ -97,23 +94,23 @@ class TogetherPlans(Service):
                         "'cotenant co-schedule' makes another one",
                         member.model,
                     )
-        if tuple(found) == getattr(policy, "joint_plans", ()):
+        if tuple(found) == following.joint_plans:
             return policy
         _log.info("models that are there together: %d plan(s) are followed", len(found))
-        made: Policy = replace(policy, joint_plans=tuple(found))  # type: ignore[type-var]
-        return made
+        return replace(following, joint_plans=tuple(found))
 
     def settled(self) -> None:
         """Seek plans for stages that start together and have none, in the background; at the cuts that there are, on
         several equal lanes of a CPU."""
-        policy, applications = self.server.policy, self.server.names.applications.values()
-        kinds = {(lane.device, lane.size) for lane in policy.lanes}
-        if not takes_plans(policy) or len(policy.lanes) < 2 or len(kinds) > 1 or policy.lanes[0].device != CPU:
+        spec, applications = self.server.policy.spec, self.server.names.applications.values()
+        lanes = spec.lanes
+        kinds = {(lane.device, lane.size) for lane in lanes}
+        if not isinstance(spec.cuts, Clustered) or len(lanes) < 2 or len(kinds) > 1 or lanes[0].device != CPU:
             return
         kept = [each.key for each in self._kept]
         asked = {
             key: each
-            for key, each in (_keyed(each) for app in applications for each in _sets(app, policy.lanes))
+            for key, each in (_keyed(each) for app in applications for each in _sets(app, lanes))
             if key not in kept and key not in self._found
         }
         if asked and self._thread is None and not self._is_over:

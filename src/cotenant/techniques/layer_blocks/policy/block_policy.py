@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Snapshot
+from cotenant.core.snapshot import Decision, DropRule, PolicySpec, Snapshot
 from cotenant.policies.base import CheckedOptions
 from cotenant.policies.desk import Key
 from cotenant.techniques.layer_blocks.policy.context import DecisionContext
@@ -36,11 +36,9 @@ class BlockPolicy(CheckedOptions):
     lanes: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
     target: Target = 0.9
-    shares: tuple[Share, ...] = field(init=False, repr=False, compare=False)
-    """The lanes, and where they are few all unions of them, else the union of all."""
+    spec: PolicySpec = field(init=False, repr=False, compare=False)
+    """Its shares are the lanes, and where they are few all unions of them, else the union of all."""
 
-    preempt: ClassVar[bool] = True
-    cautious: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     plans: ClassVar[bool] = False
 
@@ -57,7 +55,9 @@ class BlockPolicy(CheckedOptions):
             for size in sizes
             for some in combinations(self.lanes, size)
         ]
-        object.__setattr__(self, "shares", tuple(dict.fromkeys((*self.lanes, *found))))
+        shares = tuple(dict.fromkeys((*self.lanes, *found)))
+        spec = PolicySpec(name=self.name, lanes=self.lanes, shares=shares, drop=self.drop, preempt=True)
+        object.__setattr__(self, "spec", spec)
 
     @property
     def is_adaptive(self) -> bool:

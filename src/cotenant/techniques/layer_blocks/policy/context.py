@@ -9,6 +9,7 @@ from cotenant.core.admission import hopeless
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
 from cotenant.policies.desk import Desk
+from cotenant.techniques.layer_blocks.policy.basis import BlockBasis
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.jobs import (
     BlockJob,
@@ -74,7 +75,11 @@ class DecisionContext:
         launch, batch, since = run.launch, run.batch, run.started_ns
         work, size = launch.work, self._lanes[0].size
         model = self._tables.model_of(batch.tenant, batch.shape, batch.items)
-        can_grow = bool(launch.wanted and launch.stops) and run.state is _RUNNING
+        basis = launch.basis
+        if not isinstance(basis, BlockBasis):  # another policy, or the fallback, has started it
+            deadline = min([query.deadline_ns for query in batch.queries], default=since + launch.predicted_ns)
+            basis = BlockBasis(deadline - since - launch.predicted_ns)
+        can_grow = bool(basis.wanted and launch.stops) and run.state is _RUNNING
         return RunningBlock(
             launch.queries[0],
             model,
@@ -83,11 +88,11 @@ class DecisionContext:
             model.unit_at[work.end],
             work.version,
             launch.share.size // size,
-            launch.wanted // size,
+            basis.wanted // size,
             can_grow,
             since,
             since + launch.predicted_ns,
-            since + launch.headroom_ns + launch.predicted_ns,
+            since + basis.headroom_ns + launch.predicted_ns,
         )
 
     def _paused_job(self, batch: BatchView) -> BlockJob:
@@ -129,7 +134,7 @@ class DecisionContext:
                 had = self._snapshot.running[number].launch.share
                 more = self._share_of(self._take(change.cores - had.size // self._lanes[0].size, 0))
                 grows.append(Growth(number, had.joined(more), change.takes_ns))
-        return Decision(tuple(starts), tuple(drops), self._tables, False, tuple(grows))
+        return Decision(tuple(starts), tuple(drops), self._tables, tuple(grows))
 
     def _start(self, change: BlockStart) -> Start:
         job, takes, wanted = change.job, change.takes_ns, change.wanted
@@ -141,8 +146,11 @@ class DecisionContext:
         cuts = tenant.cuts
         work = Work(tenant.name, model.shape, model.items, cuts[job.unit], cuts[change.end], change.version)
         share, takes = self._share_of(self._take(change.cores, held)), takes if takes > 0 else 1
+        members = job.queries if batch is None else batch.queries
+        deadline = min([query.deadline_ns for query in members])
         wide = wanted * self._lanes[0].size
-        return Start(work, job.queries, share, takes, resumed, (), wanted > 0, wide, change.pressure_pct)
+        basis = BlockBasis(deadline - self._snapshot.now_ns - takes, wide, change.pressure_pct)
+        return Start(work, job.queries, share, takes, resumed, (), wanted > 0, basis)
 
     def _take(self, count: int, held: int) -> int:
         """Assign free lanes: those of the mask `held` first, then the lowest ones. Returns their mask."""

@@ -5,7 +5,7 @@ A unit takes max(its time alone, its bytes / its part of the bandwidth); the ban
 the units that run, every thread counted as one who asks, and changes with every start, growth and end of a unit.
 Launches hold cores of their own: nobody waits for a core here.
 
-A launch that starts with fewer cores than it wants (`Launch.wanted`) first pays a conflict cost: threads have to be
+A launch that starts with fewer cores than it wants (`BlockBasis.wanted`) first pays a conflict cost: threads have to be
 made and moved when it grows. VELTAIR measured a mean of 220 us and a median of 100 us per layer (figure 5b), so the
 cost is drawn from a log-normal law of these two; the same query pays the same at the same unit under every policy.
 It grows at the next of its stops. `weights` of a query are cold only so far as the tables say it.
@@ -23,6 +23,7 @@ from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.version_table import UnitCosts, VersionTable
+from cotenant.techniques.layer_blocks.policy.basis import BlockBasis
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 from cotenant.work import Share
 from cotenant.world.simulated import WorldEvent
@@ -116,7 +117,8 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         if work.end > costs.units:
             raise InvalidValueError(f"launch of {work.tenant!r}", "end", work.end, f"at most {costs.units} units")
         stall = 0
-        if launch.wanted > launch.share.size:
+        basis = launch.basis
+        if isinstance(basis, BlockBasis) and basis.wanted > launch.share.size:
             stall = self._conflicts[conflict_at(launch.queries[0], work.start, len(self._conflicts))]
         run = _ManyCoreRun(
             launch.id,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, cast
 from msgspec import Meta, Struct
 
 from cotenant.core.predictor import Group, GroupPredictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
+from cotenant.core.snapshot import IN_GROUPS, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import Stretch
 from cotenant.policies.facts import LayoutFacts
@@ -28,7 +28,7 @@ from cotenant.techniques.overlap.policy.group_likely import likely_groups
 from cotenant.techniques.overlap.policy.group_search import find_group
 from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.types import Tenant
-from cotenant.work import CPU, Share
+from cotenant.work import CPU
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
@@ -102,7 +102,12 @@ class Overlap(BasePolicy):
         self.check("enqueue_ms", 0 <= self.enqueue_ms <= 1000, "milliseconds from 0 to 1000")
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
-        object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
+        splits = Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS))
+        object.__setattr__(self, "splits", splits)
+        self.specify(cautious=self.cautious)
+        if self.barrier:
+            shares = tuple(dict.fromkeys(share for ways in splits.by_members for split in ways for share in split))
+            self.specify(shares=shares, asked=IN_GROUPS, groups=self)
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
@@ -119,29 +124,15 @@ class Overlap(BasePolicy):
     def _window_ns(self) -> int:
         return int(self.enqueue_ms * 1e6)
 
-    @property
-    def grouped(self) -> bool:
-        """See Policy."""
-        return self.barrier
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get, one lane or several."""
-        if not self.barrier:
-            return self.lanes
-        return tuple(dict.fromkeys(share for ways in self.splits.by_members for split in ways for share in split))
-
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
-        """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""
-        if not self.barrier:
-            return iter(())
+        """The groups that decisions are likely to ask the predictor for, see `group_likely`."""
         return likely_groups(tenants, self.splits, self.ways if self.preempt else 0, self.repeat)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a group, or choose the next one while a group runs."""
         if not self.barrier:
             return self.lanewise.decide(snapshot, memory)
-        predictor = cast(GroupPredictor, snapshot.predictor)
+        predictor, number = cast(GroupPredictor, snapshot.predictor), snapshot.next_launch
         if snapshot.running:
             ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
             begin = max(snapshot.now_ns, *ends)
@@ -152,14 +143,14 @@ class Overlap(BasePolicy):
             if self.enqueue_ms and begin < choice.latest_ns and choice.is_there(snapshot):
                 again = begin - self._window_ns
                 if again <= snapshot.now_ns:
-                    return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
+                    return Decision(choice.starts(number, tuple(snapshot.running), ahead=True))
             return Decision(memory=_Ahead(choice, begin, drops), again_ns=again)
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
-                return Decision(choice.starts(), memory.drops_at(snapshot), ahead=True)
+                return Decision(choice.starts(number, ahead=True), memory.drops_at(snapshot))
         choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
-        return Decision(() if choice is None else choice.starts(), drops)
+        return Decision(() if choice is None else choice.starts(number), drops)
 
     def _choose(
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cotenant.core.actions import GroupBasis
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Snapshot, Start
 from cotenant.techniques.overlap.policy.group_jobs import GroupJob
@@ -12,7 +13,7 @@ from cotenant.work import Share
 
 class Choice(NamedTuple):
     """A group to start, and the last moment at which it can start with its prediction holding. `longest_ns` is as in
-    Start."""
+    GroupBasis."""
 
     group: Group
     jobs: tuple[GroupJob, ...]
@@ -21,12 +22,15 @@ class Choice(NamedTuple):
     latest_ns: int
     longest_ns: int
 
-    def starts(self, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
-        """What the engine is told of it, to start when the launches `after` have ended."""
-        latency, longest = self.latency_ns, self.longest_ns
+    def starts(self, number: int, after: tuple[int, ...] = (), *, ahead: bool = False) -> tuple[Start, ...]:
+        """What the engine is told of it, to start when the launches `after` have ended.
+
+        `number` is that of its first launch; `ahead` says that it was chosen before the group before it had ended.
+        """
+        latency, basis = self.latency_ns, GroupBasis(number, ahead, self.longest_ns)
         return tuple(
             [
-                Start(work, job.queries, share, latency, job.batch, after, longest_ns=longest)
+                Start(work, job.queries, share, latency, job.batch, after, basis=basis)
                 for (work, _), job, share in zip(self.group, self.jobs, self.split, strict=True)
             ]
         )

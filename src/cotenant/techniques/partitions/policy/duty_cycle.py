@@ -85,7 +85,6 @@ class DutyCycle(BasePolicy):
     sizes_of: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     """Sizes of the shares that each tenant with slots may get: its own, and those of all lanes if it may be a guest."""
 
-    cautious: ClassVar[bool] = False
     name: ClassVar[str] = "duty_cycle"
     of_plans: ClassVar[tuple[str, ...]] = ("rounds",)
 
@@ -110,16 +109,9 @@ class DutyCycle(BasePolicy):
         object.__setattr__(self, "steps", tuple(map(steps_of, complete)))
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "sizes_of", sizes_of)
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The lanes, and the parts of them that members of groups get."""
-        return tuple(dict.fromkeys((*self.lanes, *[part for parts in self.parts for part in parts])))
-
-    @property
-    def asks_groups(self) -> bool:
-        """See Policy."""
-        return any(len(step) > 1 for steps in self.steps for step in steps)
+        has_groups = any(len(step) > 1 for steps in self.steps for step in steps)
+        shares = dict.fromkeys((*self.lanes, *[part for some in parts for part in some]))
+        self.specify(shares=tuple(shares), groups=self if has_groups else None)
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
         """The groups of the rounds, and what is left of them where some have nothing waiting; see `likely_groups`."""
@@ -215,7 +207,7 @@ class _RoundDecision(TurnDesk):
                 counts = list(self._launched[lane])
                 counts[at] += start.work.items
                 self._launched = (*self._launched[:lane], tuple(counts), *self._launched[lane + 1 :])
-        self.begin(*[start for _, start in begun])
+        self.starts += [start for _, start in begun]
         return True
 
     def _together(self, lane: int, waiting: Sequence[int]) -> list[tuple[int, Start]]:
@@ -230,7 +222,9 @@ class _RoundDecision(TurnDesk):
             self._too_slow.update([(lane, seat.queue.tenant.name) for seat in seats])
             return []
         self.taken.update([query.id for batch in batches for query in batch.queries])
-        starts = started(cast(GroupPredictor, self.snapshot.predictor), batches, self.turns)
+        starts = started(
+            cast(GroupPredictor, self.snapshot.predictor), batches, self.snapshot.next_launch + len(self.starts)
+        )
         return [(batch.seat.at, start) for batch, start in zip(batches, starts, strict=True)]
 
     def _seat(self, lane: int, at: int) -> Seat:
@@ -276,7 +270,7 @@ class _RoundDecision(TurnDesk):
                     self._resumed(best, lane, spare) if not isinstance(best, tuple) else self._guest(*best, lane, spare)
                 )
                 if start is not None:
-                    self.begin(start)
+                    self.starts.append(start)
                     return lane
         return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise, product
 from typing import cast
 
+from cotenant.core.actions import GroupBasis
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import QueueView, Start
 from cotenant.policies.desk import NEVER_NS, Desk
@@ -125,15 +126,13 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
     return batches
 
 
-def started(predictor: GroupPredictor, batches: Sequence[SeatBatch], group: int) -> list[Start]:
-    """The launches of a group of several members."""
+def started(predictor: GroupPredictor, batches: Sequence[SeatBatch], number: int) -> list[Start]:
+    """The launches of a group of several members, of which the first gets this number."""
     members = tuple([each.member for each in batches])
     [predicted] = predictor.group_ns([members])
     longest = predictor.longest_ns([members])[0] if len(members) in predictor.unmeasured(len(members)) else 0
-    return [
-        Start(each.work, tuple(each.queries), each.seat.share, predicted, longest_ns=longest, group=group)
-        for each in batches
-    ]
+    basis = GroupBasis(number, longest_ns=longest)
+    return [Start(each.work, tuple(each.queries), each.seat.share, predicted, basis=basis) for each in batches]
 
 
 def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:

@@ -13,14 +13,7 @@ class TurnDesk(Desk):
 
     def __init__(self, snapshot: Snapshot, drop: DropRule) -> None:
         super().__init__(snapshot, drop)
-        self.turns = 0
-        """Those that have begun."""
         self._stopped = {batch.id: batch for batch in snapshot.paused}
-
-    def begin(self, *starts: Start) -> None:
-        """A turn of these launches begins."""
-        self.starts += starts
-        self.turns += 1
 
     def needed(self, work: Work, share: Share) -> int:
         """Predicted latency alone."""
@@ -60,7 +53,7 @@ class TurnDesk(Desk):
             needed = self.needed(tenant.work(head.shape, rows), share)
         self.taken.update([query.id for query in chosen])
         work, needed = self.extent(tenant, tenant.work(head.shape, rows), share.size, needed, allowed)
-        return Start(work, tuple(chosen), share, needed, group=self.turns)
+        return Start(work, tuple(chosen), share, needed)
 
     def paused_of(self, tenant: str) -> BatchView | None:
         """A paused batch of a tenant that has not been resumed."""
@@ -79,4 +72,4 @@ class TurnDesk(Desk):
         if self.drops_hopeless and needed > left and self.drop_hopeless(batch.queries, work, sizes, left):
             return None
         work, needed = self.extent(tenant, work, share.size, needed, allowed)
-        return Start(work, (), share, needed, batch.id, group=self.turns)
+        return Start(work, (), share, needed, batch.id)

@@ -22,7 +22,7 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.errors import CotenantError, PlanError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
-from cotenant.policies.registry import make_policy
+from cotenant.policies.registry import make_policy, takes_rounds
 from cotenant.serve.services import Host, OpenedPlan
 from cotenant.techniques.partitions.plan.follow import (
     FollowSettings,
@@ -120,7 +120,7 @@ class Replanner:
             _log.warning(
                 "policy %r follows no rounds: the partitions of the plan are the lanes, and its slots, batches and "
                 "rates are left out; leave --policy out to run them",
-                self._server.policy.name,
+                self._server.policy.spec.name,
             )
         self._server.following = self
         self._server.divide(self._served.shares_ns)
@@ -155,7 +155,7 @@ class Replanner:
         """See PlanView."""
         with self._changed:
             served, breaks = self._served, self._breaks
-        counters, policy = self._server.counters.by_tenant, self._server.policy.name
+        counters, policy = self._server.counters.by_tenant, self._server.policy.spec.name
         return plan_status(served.plan, served.lanes, self.figures(), counters, breaks, policy)
 
     def metrics(self) -> Iterator[Metric]:
@@ -164,7 +164,7 @@ class Replanner:
 
     @property
     def _is_followed(self) -> bool:
-        return hasattr(self._server.policy, "rounds")
+        return takes_rounds(self._server.policy.spec.name)
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
