@@ -304,6 +304,10 @@ def test_compression_is_undone_and_bounded(encoding: bytes, pack: Any) -> None:
     assert codec_http.decompress(encoding, codec_http.compress(encoding, data), limits) == data
     bomb = pack(bytes(50_000_000))
     refused(lambda: codec_http.decompress(encoding, bomb, limits), "1000 bytes", status=Status.TOO_LARGE)
+    assert codec_http.decompress(encoding, pack(bytes(4 << 20)), Limits()) == bytes(4 << 20)
+    refused(lambda: codec_http.decompress(encoding, bomb, Limits()), "the limit for one of", status=Status.TOO_LARGE)
+    noise = np.random.default_rng(1).bytes(5 << 20)
+    assert codec_http.decompress(encoding, pack(noise), Limits()) == noise
     refused(lambda: codec_http.decompress(encoding, pack(data)[:-5], limits), "truncated")
     refused(lambda: codec_http.decompress(encoding, pack(data) + b"x", limits), "surplus")
     refused(lambda: codec_http.decompress(encoding, b"no such data", limits), "not valid")

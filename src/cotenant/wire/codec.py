@@ -37,12 +37,19 @@ _COPY_BELOW_BYTES = 16 << 10
 """Smaller tensors are copied: that is cheaper than a write of their own."""
 
 
+FREE_INFLATED_BYTES = 4 << 20
+"""Up to this size a body may become any number of times larger than it came."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one client may ask of a front-end. What is beyond is refused with a sentence that names the limit."""
 
     max_body_bytes: int = 64 << 20
     """Largest request, in bytes on the wire and after decompression; also the largest gRPC message received."""
+    max_inflation: int = 200
+    """How many times larger than on the wire a compressed body may become, once it is larger than FREE_INFLATED_BYTES:
+    to inflate zeros costs a client nothing."""
     max_json_bytes: int = 16 << 20
     """Largest JSON part of a request: parsed JSON takes many times its size in memory."""
     max_header_bytes: int = 32 << 10
@@ -68,6 +75,10 @@ class Limits:
     """Requests of one gRPC stream whose answers are not written yet; reading pauses there."""
     max_stream_bytes: int = 64 << 20
     """Tensors of such requests, and of their answers as they are or are believed to become; reading pauses there."""
+
+    def inflated_bytes(self, compressed: int) -> int:
+        """What a body of so many compressed bytes may become."""
+        return min(self.max_body_bytes, max(FREE_INFLATED_BYTES, self.max_inflation * compressed))
 
 
 class RequestedOutput(Struct, frozen=True, gc=False):

@@ -48,6 +48,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _WBITS = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}
 _FIRST_SLICE_BYTES, _MOST_SLICE_BYTES = 1 << 10, 1 << 18
 """Bytes that are decompressed at a time: zlib copies all bytes behind the end of a member."""
+_INFLATED_BYTES = 1 << 20
+"""Bytes that are made of them at a time: what copies them holds the interpreter."""
 
 
 _NO_DATA = msgspec.Raw()
@@ -327,35 +329,38 @@ def _texts(items: Array) -> list[Any]:
     return [item if isinstance(item, str) else bytes(item).decode() for item in items]
 
 
-def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> bytes:
-    """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the body
-    limit.
+def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> memoryview:
+    """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the limits
+    for a body allow. In slices, between which other threads may run.
     """
     wbits = _WBITS.get(encoding)
     if wbits is None:
         raise bad(f"header 'Content-Encoding' is {shown(encoding.decode('latin-1'))}, expected gzip or deflate")
-    name = encoding.decode()
-    view, at, left = memoryview(body), 0, limits.max_body_bytes
-    pieces: list[bytes] = []
-    while at < len(view) or not pieces:
-        machine, size = zlib.decompressobj(wbits), _FIRST_SLICE_BYTES
+    name, view, out = encoding.decode(), memoryview(body), bytearray()
+    most = limits.inflated_bytes(len(view))
+    at = members = 0
+    while at < len(view) or not members:
+        machine, size, members = zlib.decompressobj(wbits), _FIRST_SLICE_BYTES, members + 1
         while not machine.eof:
-            if at == len(view):
-                raise bad(f"the {name} body is truncated")
-            piece = view[at : at + size]
+            fed: bytes | memoryview = machine.unconsumed_tail
+            if not fed:
+                fed = view[at : at + size]
+                at += len(fed)
+                size = min(2 * size, _MOST_SLICE_BYTES)
             try:
-                pieces.append(machine.decompress(piece, left + 1))
+                made = machine.decompress(fed, _INFLATED_BYTES)
             except zlib.error as error:
                 raise bad(f"the body is not valid {name} data: {error}") from None
-            left -= len(pieces[-1])
-            if left < 0:
-                text = f"the decompressed body has more than {limits.max_body_bytes} bytes, the limit"
+            if not made and not fed and not machine.eof:
+                raise bad(f"the {name} body is truncated")
+            out += made
+            if len(out) > most:
+                text = f"the decompressed body has more than {most} bytes, the limit for one of {len(view)} bytes"
                 raise ServeError(Status.TOO_LARGE, text)
-            at += len(piece) - len(machine.unused_data)
-            size = min(2 * size, _MOST_SLICE_BYTES)
+        at -= len(machine.unused_data)
         if at < len(view) and (wbits != _GZIP or bytes(view[at : at + 2]) != _GZIP_MAGIC):
             raise bad(f"the body has {len(view) - at} surplus bytes after the {name} data")
-    return b"".join(pieces)
+    return memoryview(out).toreadonly()
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:

@@ -8,6 +8,7 @@ process alive. A thread that cannot be started costs no call: work stays in line
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -76,14 +77,16 @@ class PendingCall:
 
 
 class CallThreads:
-    """Runs calls on at most `limit` threads, which are started when all are busy; further calls wait in line.
+    """Runs calls on at most `limit` threads, which are started when all are busy; further calls wait in line. `nice` is
+    the priority of the threads.
 
     `start` comes first: the threads that it starts stay until `shutdown`, so that work in line always has one.
     """
 
-    def __init__(self, limit: int, name: str) -> None:
+    def __init__(self, limit: int, name: str, nice: int = 0) -> None:
         self._limit = limit
         self._name = name
+        self._nice = nice
         self._work: SimpleQueue[tuple[PendingCall, Callable[..., object], Any, Any, int] | None] = SimpleQueue()
         self._present = threading.local()
         self._lock = threading.Lock()
@@ -134,6 +137,8 @@ class CallThreads:
                 self._started -= 1
 
     def _run(self) -> None:
+        if self._nice and hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             item = self._work.get()
             if item is None:
@@ -153,8 +158,8 @@ class CallThreads:
 class LoopThreads(Executor):
     """CallThreads as an event loop takes them in `run_in_executor`. Raises CotenantError when there is no thread."""
 
-    def __init__(self, limit: int, name: str) -> None:
-        self._threads = CallThreads(limit, name)
+    def __init__(self, limit: int, name: str, nice: int = 0) -> None:
+        self._threads = CallThreads(limit, name, nice)
         self._threads.start()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -48,6 +48,8 @@ _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MO
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
+_INFLATE_NICE = 10
+"""Of the thread that inflates, which needs no interpreter: it takes what models and decisions leave."""
 
 
 def http_app(backend: Backend, limits: Limits, access: Access) -> HttpApp:
@@ -81,6 +83,7 @@ class HttpApp:
         self._access = access
         self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
+        self._inflate_thread = LoopThreads(1, "cotenant-http-inflate", _INFLATE_NICE)
 
     def close(self) -> None:
         """Let the idle threads end; requests in progress are not waited for."""
@@ -88,6 +91,7 @@ class HttpApp:
             self._loads.close()
         self._control_threads.shutdown()
         self._codec_threads.shutdown()
+        self._inflate_thread.shutdown()
 
     # --- App ------------------------------------------------------------------------------------------------------
 
@@ -141,18 +145,32 @@ class HttpApp:
                 accept = _single_encoding(value)
             elif name == _SPENT_HEADER:
                 spent_us = value.decode("latin-1")
-        encoding = b"" if content_encoding == b"identity" else content_encoding
-        submit = partial(self._submit, exchange, route, header_length, encoding, accept, spent_us)
-        body = exchange.body
+        submit = partial(self._submit, exchange, route, header_length, accept, spent_us)
+        if content_encoding in (b"", b"identity"):
+            self._submit_somewhere(exchange, exchange.body, header_length, submit)
+            return
+        inflate = partial(codec_http.decompress, content_encoding, exchange.body, self._limits)
+
+        def inflated(body: memoryview) -> None:
+            self._submit_somewhere(exchange, body, header_length, submit)
+
+        self._in_thread(exchange, self._inflate_thread, inflate, inflated)
+
+    def _submit_somewhere(
+        self,
+        exchange: Exchange,
+        body: bytes | memoryview,
+        header_length: int | None,
+        submit: Callable[[bytes | memoryview], int],
+    ) -> None:
+        """Decode and submit here, or in a thread what takes long."""
         json_length = header_length or len(body)
-        if (
-            encoding
-            or json_length >= _OFF_LOOP_BYTES
-            or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length))
-        ):
-            self._in_thread(exchange, self._codec_threads, submit, partial(self._submitted_late, exchange))
+        if json_length >= _OFF_LOOP_BYTES or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length)):
+            self._in_thread(
+                exchange, self._codec_threads, partial(submit, body), partial(self._submitted_late, exchange)
+            )
         else:
-            query = submit()
+            query = submit(body)
             if not exchange.is_over:
                 exchange.on_gone = partial(self._backend.cancel, query)
 
@@ -161,12 +179,12 @@ class HttpApp:
         exchange: Exchange,
         route: HttpRoute,
         header_length: int | None,
-        encoding: bytes,
         accept: bytes,
         spent_us: str,
+        body: bytes | memoryview,
     ) -> int:
         """Decode a request and submit its query; the number of that. May run on any thread."""
-        wire = self._decode(route, exchange.body, header_length, encoding)
+        wire = self._decode(route, body, header_length)
         if spent_us:
             wire = less_spent(wire, spent_us)
         put = self._loop_inbox.put
@@ -183,11 +201,7 @@ class HttpApp:
         else:
             exchange.on_gone = partial(self._backend.cancel, query)
 
-    def _decode(
-        self, route: HttpRoute, body: bytes | memoryview, header_length: int | None, encoding: bytes
-    ) -> WireRequest:
-        if encoding:
-            body = codec_http.decompress(encoding, body, self._limits)
+    def _decode(self, route: HttpRoute, body: bytes | memoryview, header_length: int | None) -> WireRequest:
         if header_length == 0:
             metadata = self._backend.metadata(route.model, route.version)
             return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
@@ -264,11 +278,10 @@ class HttpApp:
         future.add_done_callback(ended)
 
     def _follow(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
-        error = future.exception()
-        if error is not None:
-            self._fail(exchange, error)
-        else:
+        try:
             then(future.result())
+        except Exception as error:
+            self._fail(exchange, error)
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Tell the client of an error."""
