@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,6 +230,12 @@ def test_strings_and_types_count_as_imports() -> None:
     assert base_to_technique(trees) == [("cotenant.b", "cotenant.techniques.overlap.policy")]
     assert circles(trees) == [["cotenant.a", "cotenant.b"]]
     assert between_techniques(trees) == set()
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest tells them apart by that alone."""
+    names = Counter(path.name for path in Path(__file__).resolve().parents[1].rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_package_has_a_floor() -> None:

@@ -13,9 +13,11 @@ from cotenant.core.events import (
     DrainStarted,
     LaunchEnded,
     PolicyChanged,
+    PredictorChanged,
     QueryArrived,
     QueryCancelled,
     TenantAdded,
+    TenantChanged,
     TenantRemoved,
     TenantResumed,
     TenantSuspended,
@@ -271,6 +273,83 @@ def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
     [again] = core.handle(TenantResumed("b"), 30 * MS)
     assert isinstance(again, Launch)
     assert (again.queries, again.work.start) == ((0,), 0)
+
+
+# --- another model for a tenant ---------------------------------------------------------------------------------------
+
+NEW_B = replace(B, cuts=(0, 3), slo_ns=200 * MS, max_queue=7)
+NEW_PREDICTOR = type(PREDICTOR)({**PREDICTOR.tables, **tables({"b": 30 * MS}, 3, batch_slope=0.1).tables})
+
+
+def change(core: Engine, now_ns: int) -> list[object]:
+    """What a driver tells when a model is reloaded: nothing else comes between."""
+    told = (TenantChanged(NEW_B), PredictorChanged(NEW_PREDICTOR), TenantResumed("b"))
+    return [action for event in told for action in core.handle(event, now_ns)]
+
+
+def test_queries_that_wait_are_for_the_new_model() -> None:
+    core = engine(preempt=False)
+    core.handle(QueryArrived(query(0)), 0)
+    for number in (1, 2):
+        core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
+    assert change(core, 5 * MS) == []
+    assert core.waiting("b") == 2
+    _, launch = core.handle(LaunchEnded(0), 10 * MS)
+    assert isinstance(launch, Launch)
+    assert (launch.queries, launch.work.end, launch.last) == ((1, 2), 3, True)
+    assert responds(core.handle(LaunchEnded(launch.id), 50 * MS)) == [(1, Outcome.ANSWERED), (2, Outcome.ANSWERED)]
+    assert core.tenants == (A, NEW_B)
+
+
+def test_a_batch_in_its_last_launch_ends_with_the_old_model() -> None:
+    core = engine(preempt=False)
+    [launch] = core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
+    assert isinstance(launch, Launch)
+    assert core.ending("b") == {0}
+    core.handle(QueryArrived(query(1, "b", slo_ns=500 * MS)), 1)
+    assert change(core, 5 * MS) == []
+    answered, following = core.handle(LaunchEnded(launch.id), 40 * MS)
+    assert answered == Respond(0, Outcome.ANSWERED)
+    assert isinstance(following, Launch)
+    assert (following.queries, following.work.end) == ((1,), 3)
+
+
+def test_a_batch_that_would_need_another_launch_is_run_anew() -> None:
+    core = engine(stretch=0.0)
+    [launch] = core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
+    assert isinstance(launch, Launch)
+    assert (launch.work.end, core.ending("b")) == (2, frozenset())
+    assert change(core, 5 * MS) == [SetTimer(500 * MS)]  # its lane is not free yet
+    release, again = core.handle(LaunchEnded(launch.id), 20 * MS)
+    assert release == Release(launch.batch)
+    assert isinstance(again, Launch)
+    assert (again.queries, again.work.start, again.work.end) == ((0,), 0, 3)
+    assert responds(core.handle(LaunchEnded(again.id), 50 * MS)) == [(0, Outcome.ANSWERED)]
+
+
+def test_a_paused_batch_is_run_anew_too() -> None:
+    core = engine(stretch=0.0)
+    core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
+    core.handle(QueryArrived(query(1)), 1)
+    core.handle(LaunchEnded(0), 10 * MS)
+    assert change(core, 11 * MS) == [Release(0)]
+    _, again = core.handle(LaunchEnded(1), 20 * MS)
+    assert isinstance(again, Launch)
+    assert (again.queries, again.work.start, again.work.end) == ((0,), 0, 3)
+
+
+def test_a_suspended_tenant_that_is_changed_is_served_again() -> None:
+    core = engine()
+    core.handle(TenantSuspended("b", "its worker died"), 0)
+    core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 1)
+    [launch] = change(core, 2)
+    assert isinstance(launch, Launch)
+    assert launch.work.end == 3
+
+
+def test_who_is_not_there_cannot_be_changed() -> None:
+    with pytest.raises(ProtocolViolationError, match="'c' cannot be changed"):
+        engine().handle(TenantChanged(replace(B, name="c")), 0)
 
 
 @pytest.mark.parametrize("drop", list(DropRule))

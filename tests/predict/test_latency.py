@@ -45,7 +45,8 @@ def test_above_the_largest_batch_every_row_costs_something(measured: dict[int, i
     largest = max(measured)
     told = [at({1: measured}, rows) for rows in range(largest, largest + 20)]
     steps = [b - a for a, b in pairwise(told)]
-    assert min(steps) > 0
+    assert min(steps) >= 0
+    assert told[-1] > told[0]  # by less than a nanosecond a row, where measured times are as close
     assert max(steps) - min(steps) <= 2 * _ROUNDED
     if len(measured) > 1:
         below = sorted(measured)[-2]

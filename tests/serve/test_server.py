@@ -6,6 +6,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from client import WAIT_S, Client, LoaderHere, Watch, assert_balanced, feeds, sample, started
+from client import WAIT_S, Client, LoaderHere, Watch, assert_balanced, feeds, sample, started, until
 from cotenant.config import DeviceSection, PolicySection, ServerConfig, ServerSection
 from cotenant.core.actions import Enqueue, Launch, group_of
 from cotenant.core.events import (
@@ -503,6 +504,54 @@ def test_reloads_and_control_calls_under_load_lose_no_query(tmp_path: Path) -> N
     assert server.driver.wait_idle(WAIT_S)
     assert_balanced(server)
     server.stop()
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_reload_with_other_weights_loses_no_query(tmp_path: Path, isolation: str) -> None:
+    """Each answer is of the weights before or after, under its version; none is refused, failed or of both."""
+    root = tmp_path / "models"
+    text = config(max_batch=4)
+    write_model(root, "m", text, {1: lambda: scaled(1.0)})
+    server = started(root, device=DeviceSection(isolation=isolation))
+    client = Client(server)
+    x = np.ones((1, 8), np.float32)
+    stop, errors, sent = threading.Event(), list[BaseException](), list[int]()
+
+    def send() -> None:
+        try:
+            while not stop.is_set():
+                numbers = [client.submit("m", {"x": x}) for _ in range(3)]
+                sent.extend(numbers)
+                client.wait(*numbers)
+        except BaseException as error:
+            errors.append(error)
+
+    pause = partial(stop.wait, 0.002)
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        for version in (2, 3, 4):
+            before = len(sent)
+            until(lambda before=before: len(sent) > before + 6 or bool(errors), pause)  # type: ignore[misc]
+            write_model(root, "m", text, {version: lambda version=version: scaled(float(version))})
+            server.load("m")
+        before = len(sent)
+        until(lambda: len(sent) > before + 6 or bool(errors), pause)
+        stop.set()
+        thread.join(WAIT_S)
+        assert errors == []
+        results = client.wait(*sent)
+        assert {(result.outcome, result.reason) for result in results} == {(Outcome.ANSWERED, "")}
+        for result in results:
+            np.testing.assert_allclose(result.outputs["y"], float(result.model_version) * 0.5, rtol=1e-6)
+        versions = [int(result.model_version) for result in results]
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 2, 3, 4}
+        assert server.driver.wait_idle(WAIT_S)
+        assert_balanced(server)
+    finally:
+        stop.set()
+        server.stop()
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])

@@ -36,6 +36,7 @@ from cotenant.core.events import (
     QueryRefused,
     QueryWithdrawn,
     TenantAdded,
+    TenantChanged,
     TenantRemoved,
     TenantResumed,
     TenantSuspended,
@@ -62,12 +63,14 @@ from cotenant.core.lifecycle import (
 from cotenant.core.predictor import Predictor
 from cotenant.core.probes import Probes
 from cotenant.core.queues import Live, TenantQueues
-from cotenant.core.snapshot import AT_ARRIVALS, IN_GROUPS, WHEN_FREE, Ask, Decision, Moment, Policy, Snapshot, Start
-from cotenant.errors import InvalidValueError, ProtocolViolationError
+from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot, Start
+from cotenant.errors import ProtocolViolationError
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
+_CHANGED = "its model is being changed"
+_NOTES = (ApplicationArrived, ApplicationEnded, QueryRefused, AnswerLate, ModelOpening)
 _NEW = QueryState.NEW
 _ADMIT, _FINISH, _LAUNCH = QueryStep.ADMIT, QueryStep.FINISH, QueryStep.LAUNCH
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
@@ -110,18 +113,14 @@ class Engine(Guarded):
             LaunchEnded: self._on_launch_ended,
             LaunchGrew: self._on_launch_grew,
             TimerFired: self._on_timer,
-            QueryCancelled: self._on_cancel,
-            QueryWithdrawn: self._on_cancel,
-            ApplicationArrived: self._on_note,
-            ApplicationEnded: self._on_note,
-            QueryRefused: self._on_note,
-            AnswerLate: self._on_note,
-            ModelOpening: self._on_note,
+            **dict.fromkeys((QueryCancelled, QueryWithdrawn), self._on_cancel),
+            **dict.fromkeys(_NOTES, self._on_note),
             TenantAdded: self._on_tenant_added,
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
             DrainStarted: self._on_drain,
             TenantSuspended: self._on_suspended,
+            TenantChanged: self._on_tenant_changed,
             TenantResumed: self._on_resumed,
             LookAheadDue: self._on_plan_due,
             PolicyChanged: self._on_policy,
@@ -293,12 +292,7 @@ class Engine(Guarded):
             cause = LossCause.CLIENT if type(event) is QueryCancelled else UNSET
             self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, event.reason, actions, cause)
 
-    def _on_note(
-        self,
-        event: ApplicationArrived | ApplicationEnded | QueryRefused | AnswerLate | ModelOpening,
-        now_ns: int,
-        actions: list[Action],
-    ) -> None:
+    def _on_note(self, event: Event, now_ns: int, actions: list[Action]) -> None:
         """Told for the trace and for observers: nothing of it is scheduled."""
 
     def _on_tenant_added(self, event: TenantAdded, now_ns: int, actions: list[Action]) -> None:
@@ -330,8 +324,33 @@ class Engine(Guarded):
                 self._return(batch)
                 self._give_up(batch, actions)
 
+    def _on_tenant_changed(self, event: TenantChanged, now_ns: int, actions: list[Action]) -> None:
+        name = event.tenant.name
+        if name not in self._queues.known:
+            raise ProtocolViolationError(f"tenant {name!r} cannot be changed: it is not there")
+        self._queues.suspend(name, _CHANGED)
+        for batch in [batch for batch in self._batches.paused if batch.tenant.name == name]:
+            self._return(batch)
+            self._abandon(batch, actions)
+        for batch in [self._batches.known[number] for number in self._launches.of_tenant(name, running=True)]:
+            if batch.state is BatchState.RUNNING and not self._launches.is_ending(batch):
+                self._return(batch)
+                self._give_up(batch, actions)
+        self._queues.change(event.tenant)
+        for query, key in self._queues.reorder(self._key, self.predictor):
+            self._live[query.id].key = key
+        self._probes.forget(name)
+
+    def ending(self, tenant: str) -> frozenset[int]:
+        """Queries of a tenant whose launches under way are the last ones of their batches."""
+        batches = [self._batches.known[number] for number in self._launches.of_tenant(tenant, running=True)]
+        return frozenset(query.id for each in batches if self._launches.is_ending(each) for query in each.queries)
+
     def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
+        is_changed = self._queues.suspended.get(event.tenant) is _CHANGED
         self._queues.resume(event.tenant)
+        if is_changed:  # only now are there the latencies of its model
+            self._deal(now_ns)
 
     def _on_plan_due(self, event: LookAheadDue, now_ns: int, actions: list[Action]) -> None:
         self._look = LOOK_TRANSITIONS[self._look][LookStep.COME]
@@ -358,12 +377,7 @@ class Engine(Guarded):
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
         spec = policy.spec
-        for share in (*spec.lanes, *spec.shares):
-            if share not in self._machine:
-                raise InvalidValueError(f"policy {spec.name!r}", "lane", share, "a share of the machine")
-        if spec.asked not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
-            expected = "WHEN_FREE, AT_ARRIVALS or IN_GROUPS"
-            raise InvalidValueError(f"policy {spec.name!r}", "asked", dict(spec.asked), expected)
+        spec.check(self._machine)
         sizes = sizes_to_try(spec)
         asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
         self._trust(policy)

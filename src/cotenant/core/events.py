@@ -159,6 +159,17 @@ class TenantSuspended:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantChanged:
+    """A tenant's model is another one, which takes the same queries. Nothing of it is launched until TenantResumed.
+
+    Batches whose launches under way are their last ones end as they would have. The queries of all others wait, or wait
+    again, for the new model. Comes with a PredictorChanged between it and TenantResumed, and nothing else.
+    """
+
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
 class TenantResumed:
     """A suspended tenant can be served again. Others, and unknown ones, are left alone."""
 
@@ -184,6 +195,7 @@ Event = (
     | PredictorChanged
     | DrainStarted
     | TenantSuspended
+    | TenantChanged
     | TenantResumed
     | LookAheadDue
     | PolicyChanged

@@ -163,9 +163,14 @@ class Launches:
         """How many launches of a batch wait."""
         return sum([launch.batch == batch for launch in self.waiting.values()]) if self.waiting else 0
 
-    def of_tenant(self, tenant: str) -> Iterable[int]:
-        """The batches of a tenant that have launches that wait."""
-        return dict.fromkeys(launch.batch for launch in self.waiting.values() if launch.work.tenant == tenant)
+    def of_tenant(self, tenant: str, *, running: bool = False) -> Iterable[int]:
+        """The batches of a tenant that have launches that wait, or, with `running`, are under way."""
+        launches = [*[run.launch for run in self.running.values() if running], *self.waiting.values()]
+        return dict.fromkeys(launch.batch for launch in launches if launch.work.tenant == tenant)
+
+    def is_ending(self, batch: Batch) -> bool:
+        """Whether a batch that runs has ended when its launches under way have."""
+        return batch.until == batch.tenant.cuts[-1] and not self.waiting_of(batch.id)
 
     def _start(self, launch: Launch, batch: Batch, now_ns: int, state: StrandState) -> None:
         self.running[launch.id] = Running(launch, batch, now_ns, next_strand_state(state, _LAUNCH, launch.id))

@@ -113,6 +113,11 @@ class TenantQueues:
         self.suspended[tenant] = reason
         return True
 
+    def change(self, tenant: Tenant) -> None:
+        """Let the queue of a known tenant be that of another one of this name."""
+        self.known[tenant.name].tenant = tenant
+        self._compare_weights()
+
     def resume(self, tenant: str) -> None:
         """Show a hidden queue again."""
         if self.suspended.pop(tenant, None) is not None:

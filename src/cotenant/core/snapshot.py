@@ -16,8 +16,9 @@ from msgspec import UNSET, Struct, UnsetType
 from cotenant.core.actions import Launch
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Group, Predictor
+from cotenant.errors import InvalidValueError
 from cotenant.types import LossCause, Query, Tenant
-from cotenant.work import Share, Work
+from cotenant.work import Machine, Share, Work
 
 
 class QueueView(Protocol):
@@ -296,6 +297,15 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     def goes_by_margin(self) -> bool:
         """Whether a margin is learnt for it, and it looks at that."""
         return self.cautious and not self.grouped
+
+    def check(self, machine: Machine) -> None:
+        """Raises InvalidValueError for the spec of a policy that cannot decide on this machine."""
+        for share in (*self.lanes, *self.shares):
+            if share not in machine:
+                raise InvalidValueError(f"policy {self.name!r}", "lane", share, "a share of the machine")
+        if self.asked not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
+            expected = "WHEN_FREE, AT_ARRIVALS or IN_GROUPS"
+            raise InvalidValueError(f"policy {self.name!r}", "asked", dict(self.asked), expected)
 
 
 class Policy(Protocol):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from cotenant.config import ServerConfig
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
+    Event,
     PolicyChanged,
     PredictorChanged,
     QueryCancelled,
     TenantAdded,
+    TenantChanged,
     TenantRemoved,
+    TenantResumed,
 )
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
@@ -266,7 +270,7 @@ class Server:
             if isinstance(served, ServedApplication):
                 return self._flows.submit(served, request, done)
             form, inputs = served.form(request), request.inputs
-            told = self._checks.watched(served, form, inputs, partial(answer, done, served.version, self.clock))
+            told = self._checks.watched(served, form, inputs, partial(answer, done, served, self.clock))
             return self.driver.submit(partial(query_of, served, form, request, self.counters), inputs, told)
 
     def cancel(self, query: int) -> None:
@@ -321,11 +325,21 @@ class Server:
             if self._is_stopping:
                 self.opener.close_all(opened.served)
                 raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not loaded: the server is stopping")
-            if entry.is_declared:
+            heirs = _heirs(entry, opened)
+            if heirs:
+                left = {id(each) for each, _ in heirs}
+                versions = {name: each for name, each in entry.versions.items() if id(each) not in left}
+                self._end_model(replace(entry, versions=versions), "the model was reloaded")
+            elif entry.is_declared:
                 self.names.take(model, "it is being reloaded")
                 self._end_model(entry, "the model was reloaded")
                 self._end_application(entry, "a model was loaded under its name")
-            self._add(model, opened)
+            self._add(model, opened, heirs)
+        if heirs:  # their last launches end with them
+            begun = driver.read(lambda engine: engine.launches)
+            driver.wait_ended(begun, self.settings.server.drain_s)
+            for old, _ in heirs:
+                old.loaded.close()
         self.names.follow()
         return opened.refusal
 
@@ -371,28 +385,38 @@ class Server:
             cuts = service.cuts(opened, self.policy, cuts)
         return cuts
 
-    def _add(self, model: str, opened: OpenedVersions) -> None:
+    def _add(self, model: str, opened: OpenedVersions, heirs: Sequence[tuple[ServedModel, ServedModel]]) -> None:
+        """Put versions in service. Of `heirs`, each a served one and its successor, no query is lost."""
         versions = opened.served
         new = list({id(served): served for served in versions.values()}.values())
-        for served in new:
-            self._executor.add_model(served.tenant.name, served.loaded)
-        self.driver.follow(partial(self._open_books, new))
-        for served in new:
-            self.driver.post(TenantAdded(served.tenant))
-            self._executor.announce(served.tenant.name)
+        self.driver.follow(partial(self._open_books, new, heirs))
         self.names.put_model(model, versions, opened.unserved)
+        for served in new:
+            self._executor.announce(served.tenant.name)
         tenant = versions[""].tenant
         log_served(model, tenant, self.beliefs.alone_ns(tenant.name))
 
-    def _open_books(self, new: Sequence[ServedModel], _: Engine) -> PredictorChanged:
+    def _open_books(
+        self, new: Sequence[ServedModel], heirs: Sequence[tuple[ServedModel, ServedModel]], engine: Engine
+    ) -> list[Event]:
         """Start to count and to predict for tenants; between two events, since observers write there too."""
+        for old, served in heirs:
+            old.ending, old.successor, old.is_over = engine.ending(old.tenant.name), served, True
         for served in new:
             name = served.tenant.name
+            self._executor.add_model(name, served.loaded)
             self.counters.add(name, served.tenant.slo_ns)
             self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
             for service in self.services:
                 service.added(served)
-        return PredictorChanged(self.beliefs.predictor)
+        changed = {served.tenant.name for _, served in heirs}
+        added = [TenantAdded(served.tenant) for served in new if served.tenant.name not in changed]
+        return [
+            *[TenantChanged(served.tenant) for _, served in heirs],
+            PredictorChanged(self.beliefs.predictor),
+            *[TenantResumed(name) for name in changed],
+            *added,
+        ]
 
     def _end_model(self, entry: NameEntry, reason: str) -> None:
         """The versions of a model, if the name had one, are served no more."""
@@ -416,3 +440,11 @@ class Server:
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
         return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))
+
+
+def _heirs(entry: NameEntry, opened: OpenedVersions) -> list[tuple[ServedModel, ServedModel]]:
+    """Served versions of a name, each with the one that is to serve its tenant and takes its queries."""
+    new = {each.tenant.name: each for each in opened.served.values()}
+    served = {id(each): each for each in entry.versions.values()}.values()
+    pairs = [(each, new[each.tenant.name]) for each in served if each.tenant.name in new]
+    return [(old, heir) for old, heir in pairs if heir.takes_queries_of(old)]

@@ -104,7 +104,7 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
         if record.kind == "QueryArrived":
             query = convert(event["query"], Query)
             asked[query.id] = query
-        elif record.kind == "TenantAdded":
+        elif record.kind in ("TenantAdded", "TenantChanged"):
             tenants[event["tenant"]["name"]] = convert(event["tenant"], Tenant)
         elif record.kind == "PredictorChanged" and not tables.keys() >= event["predictor"]["tables"].keys():
             tables = convert(event["predictor"]["tables"], dict[str, LatencyTable]) | tables

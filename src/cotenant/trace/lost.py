@@ -36,6 +36,7 @@ from cotenant.core.events import (
     QueryArrived,
     QueryRefused,
     TenantAdded,
+    TenantChanged,
     TenantRemoved,
     TenantResumed,
     TenantSuspended,
@@ -152,6 +153,10 @@ class LossAccount:
                 self.use_lanes(event.policy.spec.lanes)
             case TenantAdded():
                 self._add(event.tenant)
+            case TenantChanged(tenant=tenant) if tenant.name in self._ledgers:
+                self._ledgers[tenant.name].tenant = tenant
+                self._cost.clear()
+                divide(self._ledgers.values())
             case TenantRemoved():
                 self._ledgers.pop(event.tenant, None)
                 divide(self._ledgers.values())
@@ -395,6 +400,6 @@ _OF_LOAD = (LossCause.OWN_RATE, LossCause.NEIGHBOUR)
 _CERTAIN = (LossCause.GONE, LossCause.FAILED, LossCause.CLIENT)
 _RARE = (
     *(AnswerLate, ApplicationArrived, ApplicationEnded, ModelOpening, PolicyChanged, PredictorChanged, QueryRefused),
-    *(TenantAdded, TenantRemoved, TenantResumed, TenantSuspended),
+    *(TenantAdded, TenantChanged, TenantRemoved, TenantResumed, TenantSuspended),
 )
 """Events that tell more than of one query or launch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
@@ -127,11 +127,10 @@ class Driver:
         finally:
             self.post(ModelOpening(model, done=True))
 
-    def follow(self, look: Callable[[Engine], Event | None]) -> None:
+    def follow(self, look: Callable[[Engine], Iterable[Event]]) -> None:
         """Look at the engine, and let what comes of it happen before anything else does."""
         with self._lock:
-            event = look(self._engine)
-            answers = [] if event is None else self._handle(event, self._now())
+            answers = [each for event in look(self._engine) for each in self._handle(event, self._now())]
         _deliver(answers)
 
     def read(self, look: Callable[[Engine], T]) -> T:

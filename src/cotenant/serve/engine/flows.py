@@ -312,10 +312,11 @@ class Flows:
         application, needed = run.application, [True] * len(run.flow.states)
         graph = application.spec.graph
 
-        def look(_: Engine) -> PredictorChanged | None:
+        def look(_: Engine) -> list[PredictorChanged]:
             times = self._times(application, needed, {}, run.items)
             is_slow = graph.is_too_long(stage, times, run.deadline_ns - run.arrival_ns, application.ends_ns)
-            return self._beliefs.doubt(application.tenants) if is_slow else None
+            doubted = self._beliefs.doubt(application.tenants) if is_slow else None
+            return [] if doubted is None else [doubted]
 
         self._driver().follow(look)
 

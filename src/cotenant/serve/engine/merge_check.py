@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.events import Event, LaunchEnded, TenantRemoved
+from cotenant.core.events import Event, LaunchEnded, TenantChanged, TenantRemoved
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.measure.merging import is_same_answer
 from cotenant.serve.engine.driver import Done, Driver
@@ -68,6 +68,8 @@ class MergeCheck:
                 self._ended(launch, actions)
         elif type(event) is TenantRemoved:
             self._tenants.pop(event.tenant, None)
+        elif type(event) is TenantChanged:
+            self._tenants.pop(event.tenant.name, None)
         if self._sample:
             for action in actions:
                 if type(action) is Launch and action.last and len(action.queries) > 1:

@@ -64,8 +64,9 @@ def query_of(
     )
 
 
-def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
+def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
     """Tell the front-end how a query ended."""
+    version = served.version_of(respond.query)
     if outputs is not None:
         done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
     else:

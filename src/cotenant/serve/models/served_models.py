@@ -70,6 +70,9 @@ class ServedModel:
     """Inputs that the engine takes as text."""
     is_over: bool = False
     """It is not served any more, whether or not another one is under its name."""
+    successor: ServedModel | None = None
+    """Who takes its queries once it is over, but for those that are `ending` in its last launches."""
+    ending: frozenset[int] = frozenset()
     merging: Merging = SINGLE
     """Whether its queries are merged now, and how that is known."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
@@ -105,11 +108,26 @@ class ServedModel:
         """Whom its queries are of: one tenant."""
         return (self.tenant.name,)
 
-    def still_served(self) -> Tenant:
-        """Its tenant, for a query in the making, under the driver's lock.
+    def takes_queries_of(self, other: ServedModel) -> bool:
+        """Whether it takes the queries that were made for another one: they have the same tensors."""
+        mine, theirs = self.metadata, other.metadata
+        same = mine.inputs == theirs.inputs and mine.outputs == theirs.outputs
+        return same and mine.max_batch_size == theirs.max_batch_size and self.shapes == other.shapes
 
-        Raises ServeError (UNAVAILABLE) when it is over: its successor was never asked whether it takes the query.
+    def version_of(self, query: int) -> str:
+        """The version that has run a query of it, as it stands on the wire."""
+        served = self
+        while served.successor is not None and query not in served.ending:
+            served = served.successor
+        return served.version
+
+    def still_served(self) -> Tenant:
+        """The tenant of a query in the making, under the driver's lock.
+
+        Raises ServeError (UNAVAILABLE) when it is over, and no successor takes what was made for it.
         """
+        if self.successor is not None:
+            return self.successor.still_served()
         if self.is_over:
             sentence = f"model {self.metadata.name!r} was reloaded or unloaded at that very moment: send it again"
             raise ServeError(Status.UNAVAILABLE, sentence)

@@ -54,10 +54,11 @@ class PressureMonitor:
         """Read once, and tell."""
         pressure = self._read()
 
-        def look(engine: Engine) -> PredictorChanged | None:
+        def look(engine: Engine) -> list[PredictorChanged]:
             outside = max(0.0, pressure - self._own(engine))
             self._outside += _WEIGHT * (outside - self._outside)
-            return self._beliefs.pressed(round(self._outside, 3))
+            changed = self._beliefs.pressed(round(self._outside, 3))
+            return [] if changed is None else [changed]
 
         self._driver.follow(look)
 

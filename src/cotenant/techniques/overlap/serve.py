@@ -52,9 +52,9 @@ class Groups(Service):
             self._know(served)
         beliefs, fitted = self.server.beliefs, self._fitted
 
-        def believe(_: Engine) -> PredictorChanged:
+        def believe(_: Engine) -> list[PredictorChanged]:
             beliefs.believe_groups(fitted)
-            return PredictorChanged(beliefs.predictor)
+            return [PredictorChanged(beliefs.predictor)]
 
         self.server.driver.follow(believe)
 
