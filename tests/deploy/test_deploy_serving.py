@@ -269,7 +269,9 @@ def test_the_deployment_serves_what_the_job_has_measured(tmp_path: Path) -> None
         with pytest.raises(urllib.error.HTTPError) as refused:  # clients of the Service are no operators
             urllib.request.urlopen(f"{pod.url}/v2/repository/models/two/unload", b"{}", timeout=WAIT_S)
         assert refused.value.code == 403
-    assert (places["/var/lib/cotenant"] / ".cotenant" / "trace.jsonl").stat().st_size > 0
+    trace = (places["/var/lib/cotenant"] / ".cotenant" / "trace.jsonl").stat()
+    assert trace.st_size > 0
+    assert trace.st_mode & 0o077 == 0  # it tells of all tenants
     left = [path.name for path in places["/tmp"].rglob("*")]
     assert left == ["stderr"]  # above all no database of events that a library wants to report
 
