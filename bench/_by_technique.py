@@ -135,7 +135,9 @@ def place(root: Path, name: str) -> None:
     with open_version(root, found).runner:  # measures what it comes to, and keeps that
         pass
     path = check_path(cache, made)
-    path.write_bytes(json.encode(structs.replace(json.decode(path.read_bytes(), type=PlacementCheck), ratio=0.5)))
+    path.write_bytes(
+        json.encode(structs.replace(json.decode(path.read_bytes(), type=PlacementCheck), ratio=0.5, others=0.0))
+    )
 
 
 def join(root: Path, names: tuple[str, str]) -> None:
