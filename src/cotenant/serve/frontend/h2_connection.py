@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ngh2 import (
     Configuration,
     Connection,
+    ConnectionClosed,
     DataReceived,
     ErrorCode,
     NGH2Error,
@@ -137,38 +138,40 @@ class H2Stream:
 
     def respond(self, headers: Headers) -> None:
         """Begin the answer."""
-        if not self.is_over:
-            self._connection.h2.send_response(self.id, headers)
-            self._connection.touch()
+        self._say(self._connection.h2.send_response, headers)
 
     def send(self, data: bytes) -> None:
         """Go on with the answer."""
-        if not self.is_over:
-            self._connection.h2.send_data(self.id, data)
-            self._connection.touch()
+        self._say(self._connection.h2.send_data, data)
 
     def end(self, trailers: Headers) -> None:
         """End the answer."""
-        if not self.is_over:
-            self._connection.h2.send_trailers(self.id, trailers)
-            self._connection.ended(self)
+        self._say(self._connection.h2.send_trailers, trailers)
+        self._connection.ended(self)
 
     def refuse(self, headers: Headers) -> None:
         """Give an answer of headers alone."""
-        if not self.is_over:
-            self._connection.h2.send_response(self.id, headers, end_stream=True)
-            self._connection.ended(self)
+        self._say(self._connection.h2.send_response, headers, end_stream=True)
+        self._connection.ended(self)
 
     def reset(self) -> None:
         """End the stream without a whole answer; its receiver hears that it is gone."""
-        if not self.is_over:
-            self.is_over = True
-            self._connection.h2.reset_stream(self.id, ErrorCode.INTERNAL_ERROR)
+        self._say(self._connection.h2.reset_stream, ErrorCode.INTERNAL_ERROR)
+        self.is_over = True
+
+    def _say(self, act: Callable[..., None], what: object, **how: bool) -> None:
+        if self.is_over:
+            return
+        try:
+            act(self.id, what, **how)
+        except NGH2Error as error:
+            self._connection.end_by(error)
+        else:
             self._connection.touch()
 
     def unsent(self) -> int:
         """Bytes of the answer that have not left."""
-        return 0 if self.is_over else self._connection.h2.queued_body_size(self.id)
+        return 0 if self.is_over or self._connection.is_over else self._connection.h2.queued_body_size(self.id)
 
     def watch(self) -> None:
         """Call `Receiver.drained` once, when `unsent` is 0."""
@@ -233,7 +236,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self._heard_s = self._used_s = self._sent_s = now_s
         self._unsent = 0
         self._is_greeted = self._is_asked = False
-        self._is_busy = self._is_soon = self._is_full = self._is_stopping = self._is_over = False
+        self._is_busy = self._is_soon = self._is_full = self._is_stopping = False
+        self._is_ended = self.is_over = False
+        """nghttp2 has nothing more to say; the transport is closed, or will be."""
 
     # --- asyncio --------------------------------------------------------------------------------------------------
 
@@ -248,11 +253,12 @@ class H2Connection(asyncio.BufferedProtocol):
             self.h2.send_goaway(ErrorCode.ENHANCE_YOUR_CALM, debug_data=too_many.encode())
         self._flush()
         if too_many:
+            self.is_over = True
             transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio."""
-        self._is_over = True
+        self.is_over = True
         self._others.close(self, self._address)
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
@@ -270,14 +276,14 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         """See asyncio."""
-        if self._is_over:
+        if self.is_over:
             return
         self._arrived_ns = 0
         self._heard_s, self._is_asked = self._loop.time(), False
         try:
             self.h2.receive_data(self._others.scratch[:count])
         except NGH2Error as error:
-            self._break(error)
+            self.end_by(error)
             return
         self._is_busy = True
         try:
@@ -321,6 +327,8 @@ class H2Connection(asyncio.BufferedProtocol):
                 self._data(event.stream_id, b"", True)
             elif isinstance(event, SettingsReceived):
                 self._is_greeted = True
+            elif isinstance(event, ConnectionClosed):
+                self._is_ended = True
 
     def _open(self, number: int, headers: Headers, is_end: bool) -> None:
         stream = self._streams[number] = H2Stream(self, number, headers)
@@ -332,15 +340,13 @@ class H2Connection(asyncio.BufferedProtocol):
     def _data(self, number: int, data: bytes, is_end: bool) -> None:
         stream = self._streams.get(number)
         if stream is None or stream.has_ended:
-            if data:
-                self.h2.acknowledge_received_data(len(data), number)
+            self._acknowledge(number, len(data))
             if stream is not None:
                 stream.is_received = stream.is_received or is_end
             return
         stream.is_received = stream.is_received or is_end
         if stream._is_taking:
-            if data:
-                self.h2.acknowledge_received_data(len(data), number)
+            self._acknowledge(number, len(data))
         else:
             stream._held += len(data)
         if stream.receiver is not None:
@@ -358,7 +364,7 @@ class H2Connection(asyncio.BufferedProtocol):
         stream.is_over = True
         self._unfinished.discard(stream)
         self.watched.discard(stream)
-        if not self._is_over:
+        if not self.is_over:
             stream.release()
             stream.settle()
             if not self._streams:
@@ -370,7 +376,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def release(self, stream: H2Stream) -> None:
         """See H2Stream."""
         held, stream._held = stream._held, 0
-        self.h2.acknowledge_received_data(held, stream.id)
+        self._acknowledge(stream.id, held)
         self.touch()
 
     def expect(self, stream: H2Stream) -> None:
@@ -388,7 +394,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._taking -= 1
         self._room += expected
         if not stream.is_over and not stream.is_received:
-            self.h2.set_local_window_size(WINDOW_BYTES, stream_id=stream.id)
+            self._set_window(stream, WINDOW_BYTES)
         self._take()
 
     def _take(self) -> None:
@@ -398,10 +404,23 @@ class H2Connection(asyncio.BufferedProtocol):
             self._room -= stream._expected
             self._taking += 1
             stream._is_taking = True
-            window = max(WINDOW_BYTES, min(stream._expected, _MOST_WINDOW_BYTES))
-            self.h2.set_local_window_size(window, stream_id=stream.id)
+            self._set_window(stream, max(WINDOW_BYTES, min(stream._expected, _MOST_WINDOW_BYTES)))
             stream.release()
             self.touch()
+
+    def _acknowledge(self, number: int, nbytes: int) -> None:
+        if nbytes and not self.is_over:
+            try:
+                self.h2.acknowledge_received_data(nbytes, number)
+            except NGH2Error as error:
+                self.end_by(error)
+
+    def _set_window(self, stream: H2Stream, size: int) -> None:
+        if not self.is_over:
+            try:
+                self.h2.set_local_window_size(size, stream_id=stream.id)
+            except NGH2Error as error:
+                self.end_by(error)
 
     # --- what goes ------------------------------------------------------------------------------------------------
 
@@ -423,12 +442,12 @@ class H2Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         """Send what can be sent, and tell of it."""
         self._is_soon = False
-        if self._is_over or self._is_busy:
+        if self.is_over or self._is_busy:
             return
         h2 = self.h2
         self._is_busy = True
         try:
-            while True:
+            while not self.is_over:
                 while not self._is_full:
                     data = h2.data_to_send(_WRITE_BYTES)
                     if data:
@@ -438,10 +457,11 @@ class H2Connection(asyncio.BufferedProtocol):
                 self._handle()  # streams that this has closed
                 if not self._go_on():
                     break
-            if not h2.want_read and not h2.want_write and not self._is_full:
+            if self._is_ended and not self.is_over:
+                self.is_over = True
                 self._transport.close()
         except NGH2Error as error:
-            self._break(error)
+            self.end_by(error)
         finally:
             self._is_busy = False
 
@@ -464,11 +484,17 @@ class H2Connection(asyncio.BufferedProtocol):
         """Whether the end of an answer has left: as its data, it waits for a window."""
         return self.h2.remote_window_size > 0 and self.h2.stream_remote_window_size(stream.id) > 0
 
-    def _break(self, error: NGH2Error) -> None:
-        """The protocol is broken beyond an answer."""
+    def end_by(self, error: NGH2Error) -> None:
+        """The client has broken the protocol, or asked too much: tell it where that can be, and close."""
+        if self.is_over:
+            return
+        self.is_over = True
         _log.debug("the connection of %s ends: %s", self._address, error)
-        self._is_over = True
-        self._transport.abort()
+        try:
+            self._transport.write(self.h2.data_to_send())
+        except NGH2Error:  # nothing can be said any more
+            pass
+        self._transport.close()
 
     # --- time and the end -----------------------------------------------------------------------------------------
 
@@ -486,7 +512,7 @@ class H2Connection(asyncio.BufferedProtocol):
         ):
             self._transport.abort()
             return
-        if self._is_over:
+        if self.is_over:
             return
         if not self._streams:
             if now_s - self._used_s > _IDLE_S:
@@ -494,7 +520,11 @@ class H2Connection(asyncio.BufferedProtocol):
             return
         if now_s - self._heard_s > _SILENT_S and not self._is_asked:
             self._is_asked = True
-            self.h2.ping()
+            try:
+                self.h2.ping()
+            except NGH2Error as error:
+                self.end_by(error)
+                return
             self.touch()
         for stream in list(self._streams.values()):
             if stream.is_stuck(now_s, limits.max_unread_s):
@@ -504,21 +534,25 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def shut_down(self) -> None:
         """Answer the requests in progress, and no other."""
-        if self._is_over or self._is_stopping:
+        if self.is_over or self._is_stopping:
             return
         self._is_stopping = True
         for stream in list(self._streams.values()):
             if stream.receiver is not None and not stream.has_ended:
                 stream.receiver.shut_down()
-        self.h2.send_goaway()
+        try:
+            self.h2.send_goaway()
+        except NGH2Error as error:
+            self.end_by(error)
         self._flush()
 
     def give_up(self) -> None:
         """Answer the requests in progress now, without waiting for what they asked for."""
-        if self._is_over:
+        if self.is_over:
             return
         for stream in list(self._streams.values()):
             if stream.receiver is not None and not stream.has_ended:
                 stream.receiver.give_up()
         self._flush()
+        self.is_over = True
         self._transport.close()
