@@ -115,6 +115,21 @@ def test_what_is_no_message_ends_its_call_alone(port: int, data: bytes, code: in
         assert client.status(good) == 0
 
 
+def test_a_call_that_ends_by_what_its_client_sends_cancels_its_queries(port: int, backend: CountingBackend) -> None:
+    inner: Any = backend._backend
+    with H2Client(port) as client:
+        slow = message(request("slow"))
+        calls = [client.send(data=slow, ends=False), client.send(STREAM, slow + slow, ends=False)]
+        client.flush()
+        numbers = {inner.slow_arrived.get(timeout=10) for _ in range(3)}
+        client.h2.send_data(calls[0], slow)
+        client.h2.send_data(calls[1], b"\2\0\0\0\0")
+        assert client.wait(*calls)
+        assert [client.status(each) for each in calls] == [3, 13]
+        while numbers:
+            numbers.discard(inner.cancelled.get(timeout=10))
+
+
 def test_a_call_is_answered_whose_client_never_ends_its_request(port: int) -> None:
     with H2Client(port) as client:
         streams = [client.send(data=message(request()), ends=False), client.send(path="/none", data=b"x", ends=False)]

@@ -106,7 +106,6 @@ class Call:
         """See Receiver."""
         if not self.is_over:
             self.finish()
-            self.withdraw()
 
     def look(self, now_s: float) -> None:
         """See Receiver."""
@@ -114,14 +113,12 @@ class Call:
             self._deadline_s = now_s + self.timeout_s
         if self._deadline_s and now_s > self._deadline_s:
             self.fail(DEADLINE_EXCEEDED, "the deadline of the call has passed")
-            self.withdraw()
         elif not self.is_waiting():
             self._since_s = 0.0
         elif not self._since_s:
             self._since_s = now_s
         elif now_s - self._since_s > self.limits.max_body_s + self._reader.came / _BYTES_PER_S:
             self.fail(DEADLINE_EXCEEDED, f"the message has not come within {self.limits.max_body_s:g} s")
-            self.withdraw()
 
     def shut_down(self) -> None:
         """See Receiver."""
@@ -130,7 +127,6 @@ class Call:
         """See Receiver."""
         if not self.is_over:
             self.fail_with(ServeError(Status.UNAVAILABLE, "the server is stopping", FAILURE))
-            self.withdraw()
 
     # --- for subclasses -------------------------------------------------------------------------------------------
 
@@ -140,15 +136,16 @@ class Call:
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Cancel what is in progress."""
+        """Cancel what is in progress, as the call is over."""
 
     def is_waiting(self) -> bool:
         """Whether the call waits for the rest of a message."""
         return not self._reader.is_between
 
     def finish(self) -> None:
-        """Nothing more is said."""
+        """The call is over: cancel what is in progress."""
         self.is_over = True
+        self.withdraw()
         on_finish, self.on_finish = self.on_finish, None
         if on_finish is not None:
             on_finish()

@@ -426,6 +426,8 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def ended(self, stream: H2Stream) -> None:
         """The answer of a stream is complete: what of its request still comes is not wanted."""
+        if stream.is_over:
+            return
         stream.has_ended = True
         stream.release()
         stream.settle()
