@@ -624,3 +624,28 @@ def test_field_names_numbers_and_types_are_those_of_the_public_protocol() -> Non
             other.input_type.full_name,
             other.output_type.full_name,
         )
+
+
+@pytest.mark.parametrize("package", ["v1", "v1alpha"])
+def test_reflection_tells_of_services_and_their_messages(channel: grpc.Channel, package: str) -> None:
+    def ask(**question: Any) -> Any:
+        data = MESSAGES["ServerReflectionRequest"](**question).SerializeToString()
+        call = channel.stream_stream(f"/grpc.reflection.{package}.ServerReflection/ServerReflectionInfo")
+        [answer] = call(iter([data]), timeout=20)
+        return MESSAGES["ServerReflectionResponse"].FromString(answer)
+
+    services = [each.name for each in ask(list_services="*").list_services_response.service]
+    assert services[0] == "inference.GRPCInferenceService"
+    pool = descriptor_pool.DescriptorPool()
+    for name in {
+        ask(file_containing_symbol=each).file_descriptor_response.file_descriptor_proto[0] for each in services
+    }:
+        pool.AddSerializedFile(name)
+    service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert service.methods_by_name["ModelInfer"].input_type.fields_by_name["model_name"].number == 1
+    name = service.file.name
+    assert ask(file_by_filename=name) == ask(file_by_filename=name)
+    assert ask(file_by_filename=name).file_descriptor_response.file_descriptor_proto
+    assert ask(all_extension_numbers_of_type="inference.ModelInferRequest").HasField("all_extension_numbers_response")
+    for question in ({"file_by_filename": "x"}, {"file_containing_symbol": "inference.X"}, {}):
+        assert ask(**question).error_response.error_code == 5

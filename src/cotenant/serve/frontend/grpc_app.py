@@ -19,6 +19,7 @@ from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, pa
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
 from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, UNIMPLEMENTED, status_fields
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
+from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
@@ -91,6 +92,8 @@ class GrpcApp:
             return UnaryCall(self, method, stream, fields, self._limits)
         elif path == _STREAM:
             return self._stream(stream, fields)
+        elif path in REFLECTION:
+            return ReflectionCall(stream, fields, self._limits)
         else:
             name = path.decode("latin-1")
             sentence = _UNSERVED.get(name, f"method {shown(name)} is not served here")
