@@ -78,7 +78,7 @@ class GrpcApp:
     # --- H2App ----------------------------------------------------------------------------------------------------
 
     def opened(self, stream: H2Stream) -> Receiver | None:
-        """See H2App."""
+        """Find the method of a call."""
         fields = dict(stream.headers)
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(((b":status", b"415"),))
@@ -273,7 +273,7 @@ class UnaryCall(Call):
         self._is_taken = False
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """See Call."""
+        """Begin with the only message."""
         if self._is_taken:
             if messages:
                 raise bad("the call has a second message, expected one")
@@ -285,11 +285,11 @@ class UnaryCall(Call):
             raise bad("the call has no message, expected one")
 
     def is_waiting(self) -> bool:
-        """See Call."""
+        """Whether the message has not come."""
         return not self._is_taken
 
     def withdraw(self) -> None:
-        """See Call."""
+        """Cancel the query."""
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()

@@ -53,7 +53,7 @@ OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
 
 
 class Call:
-    """A call. Subclasses take its messages by `take`, and see `Receiver` for what they get beside."""
+    """A call. Implements Receiver; subclasses take its messages by `take`."""
 
     def __init__(self, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
         self.stream = stream
@@ -76,7 +76,7 @@ class Call:
     # --- Receiver -------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes, is_end: bool) -> None:
-        """See Receiver."""
+        """Take the messages from the data."""
         if self.is_over:
             return
         reader = self._reader
@@ -100,15 +100,15 @@ class Call:
             self.fail_with(error)
 
     def drained(self) -> None:
-        """See Receiver."""
+        """Do nothing: only some calls wait until their answers have left."""
 
     def gone(self) -> None:
-        """See Receiver."""
+        """The client wants no answer any more."""
         if not self.is_over:
             self.finish()
 
     def look(self, now_s: float) -> None:
-        """See Receiver."""
+        """End the call at its deadline, or when its message takes too long to come."""
         if not self._deadline_s and self.timeout_s is not None:
             self._deadline_s = now_s + self.timeout_s
         if self._deadline_s and now_s > self._deadline_s:
@@ -121,10 +121,10 @@ class Call:
             self.fail(DEADLINE_EXCEEDED, f"the message has not come within {self.limits.max_body_s:g} s")
 
     def shut_down(self) -> None:
-        """See Receiver."""
+        """Do nothing: a call in progress goes on, but for a stream."""
 
     def give_up(self) -> None:
-        """See Receiver."""
+        """Answer that the server is stopping."""
         if not self.is_over:
             self.fail_with(ServeError(Status.UNAVAILABLE, "the server is stopping", FAILURE))
 

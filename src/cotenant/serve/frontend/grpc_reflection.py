@@ -28,7 +28,7 @@ class ReflectionCall(Call):
         stream.respond(HEADERS)
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """See Call."""
+        """Answer the questions."""
         for is_packed, data in messages:
             if self.stream.unsent() > _MOST_UNREAD_BYTES:
                 self.fail(RESOURCE_EXHAUSTED, "the answers of this stream are not read")
@@ -41,7 +41,7 @@ class ReflectionCall(Call):
             self.stream.end(OK_TRAILERS)
 
     def withdraw(self) -> None:
-        """See Call."""
+        """Nothing is in progress."""
 
 
 def _answer(question: Any) -> Any:

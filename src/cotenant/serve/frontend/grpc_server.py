@@ -19,7 +19,7 @@ checks and control calls are answered."""
 class GrpcServer(LoopServer[GrpcApp, H2Connection]):
     """Serves a backend over gRPC on a loop, by default one of its own; constructing it does no I/O.
 
-    `access`: see HttpServer.
+    `access` says whether it serves loads, by default what `access_at` says of the host.
     """
 
     speaks = "gRPC"

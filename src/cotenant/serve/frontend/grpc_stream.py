@@ -131,7 +131,7 @@ class StreamCall(Call):
     # --- Call -----------------------------------------------------------------------------------------------------
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """See Call."""
+        """Keep the requests until there is room for them."""
         self._is_whole = self._is_whole or is_end
         if messages and not self._is_closing:
             came_ns = self.stream.arrived_ns()
@@ -139,11 +139,11 @@ class StreamCall(Call):
         self._advance()
 
     def is_waiting(self) -> bool:
-        """See Call."""
+        """Whether the stream waits for the rest of a request."""
         return not self._waiting and super().is_waiting()
 
     def drained(self) -> None:
-        """See Receiver."""
+        """The answers written have left: there is room again."""
         self._unwritten -= len(self._leaving)
         self._kept_bytes -= sum(self._leaving)
         self._leaving.clear()
@@ -156,7 +156,7 @@ class StreamCall(Call):
         self._advance()
 
     def withdraw(self) -> None:
-        """See Call."""
+        """Cancel the queries in progress, and tell of answers that never will be written."""
         for query in list(self._active.values()):
             self._backend.cancel(query)
         while self._outbox:

@@ -243,7 +243,7 @@ class H2Connection(asyncio.BufferedProtocol):
     # --- asyncio --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """See asyncio."""
+        """Take the transport, and greet the client; one connection too many is told so and closed."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
@@ -257,7 +257,7 @@ class H2Connection(asyncio.BufferedProtocol):
             transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio."""
+        """The client has gone: all its streams are over."""
         self.is_over = True
         self._others.close(self, self._address)
         streams, self._streams = list(self._streams.values()), {}
@@ -268,14 +268,14 @@ class H2Connection(asyncio.BufferedProtocol):
         self._large.clear()
 
     def eof_received(self) -> None:
-        """See asyncio: a client that closes its side has gone, as one that died would look the same."""
+        """A client that closes its side has gone, as one that died would look the same."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio."""
+        """Room to read into, little where small requests come."""
         return self._others.scratch if self._taking else self._others.scratch[:_READ_BYTES]
 
     def buffer_updated(self, count: int) -> None:
-        """See asyncio."""
+        """Parse what was read, have it answered, and send what is ready."""
         if self.is_over:
             return
         self._arrived_ns = 0
@@ -293,11 +293,11 @@ class H2Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def pause_writing(self) -> None:
-        """See asyncio."""
+        """The socket takes no more: frames stay with nghttp2."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """See asyncio."""
+        """The socket takes more."""
         self._is_full = False
         self._flush()
 
@@ -374,18 +374,18 @@ class H2Connection(asyncio.BufferedProtocol):
             receiver.gone()
 
     def release(self, stream: H2Stream) -> None:
-        """See H2Stream."""
+        """Open the window of a stream by what it has held."""
         held, stream._held = stream._held, 0
         self._acknowledge(stream.id, held)
         self.touch()
 
     def expect(self, stream: H2Stream) -> None:
-        """See H2Stream."""
+        """Put a stream in line for the room of its large message."""
         self._large.append(stream)
         self._take()
 
     def settle(self, stream: H2Stream) -> None:
-        """See H2Stream."""
+        """Give the room of a large message to the next ones in line."""
         expected, stream._expected = stream._expected, 0
         if not stream._is_taking:
             self._large.remove(stream)
