@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 WIRE = Path(__file__).resolve().parent.parent / "src" / "cotenant" / "wire"
-SOURCES = ("oip.proto", "health.proto")
+SOURCES = ("oip.proto", "health.proto", "reflection.proto")
 TARGET = WIRE / "oip.binpb"
 
 

@@ -185,7 +185,6 @@ class Made:
         monkeypatch.setattr("cotenant.serve.server.open_executor", lambda *_: ProcessExecutor())
         for setting in ("cotenant.log.log_to_stderr", "cotenant.execute.sched_slice.set_slice"):  # of the whole process
             monkeypatch.setattr(setting, lambda *_: None)
-        monkeypatch.setattr("cotenant.serve.frontend.grpc_core.read_in_place", lambda *_: False)
         monkeypatch.setattr("cotenant.serve.frontend.http_server.HttpServer", self._serve)
         monkeypatch.setattr("cotenant.sim.scenario.simulate", self._simulate)
         monkeypatch.setattr(

@@ -32,7 +32,7 @@ from cotenant.metrics import is_apart
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.counters import Counters, TenantCounters
 from cotenant.serve.engine.slo_watch import SloWatch, Turn, log_turns, turn_text
-from cotenant.serve.frontend.http_connection import readable_since
+from cotenant.serve.frontend.open_connections import readable_since
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult

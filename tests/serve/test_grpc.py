@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,10 +19,11 @@ from google.protobuf import descriptor_pool
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from cotenant.errors import CotenantError
-from cotenant.serve.frontend.call_threads import CallThreads
+from cotenant.serve.frontend.grpc_frames import MessageReader, prefix_of
 from cotenant.serve.frontend.grpc_server import GrpcServer
-from cotenant.serve.frontend.grpc_stream import Stream
+from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.types import Cause, Outcome
+from cotenant.wire import codec_grpc
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.wire.codec import Limits
 from cotenant.wire.ending import FAILURE, Ending, read_ending
@@ -368,18 +370,23 @@ def test_a_cancelled_stream_cancels_its_queries(backend: CountingBackend, stub: 
 
 
 class Reader:
-    """Reads an answer of a stream when it is told to, and is the backend that answers when it is told to."""
+    """The stream below a call whose client reads an answer when it is told to, and the backend that answers when it is
+    told to; all requests have come."""
 
     def __init__(self, limits: Limits, requests: list[Any]) -> None:
         self._held: list[tuple[int, Any, Any]] = []
+        self._sent = b""
         self.holds = False
-        self.unread = self.most_unread = self.submitted = 0
-        self._entered = threading.Semaphore(0)
-        self.cancel: Any = None
-        self._answers = Stream(self, limits).answers((each.SerializeToString() for each in requests), self)  # type: ignore[arg-type]
+        self.unread = self.most_unread = self.submitted = self.released = 0
+        self.trailers: Any = None
+        self.inbox = SimpleNamespace(put=lambda call: call())
+        self.call = StreamCall(self, self, self, {b":path": b"/stream"}, limits)  # type: ignore[arg-type]
+        self.call.begin()
+        for each in requests:
+            data = each.SerializeToString()
+            self.call.received(prefix_of(data) + data, False)
 
-    def add_callback(self, end: Any) -> bool:
-        return True
+    # the backend
 
     def replied(self, result: InferResult) -> None:
         pass
@@ -390,26 +397,64 @@ class Reader:
         self.most_unread = max(self.most_unread, self.unread)
         self._held.append((self.submitted, request, done))
         if not self.holds:
-            self.release()
-        self._entered.release()
+            self.answer()
         return self.submitted
 
-    def release(self) -> None:
+    def answer(self) -> None:
         held, self._held = self._held, []
         for number, request, done in held:
             done(InferResult(Outcome.ANSWERED, number, "1", {"y": request.inputs["x"]}))
 
-    def wait_entered(self, count: int) -> None:
-        for _ in range(count):
-            assert self._entered.acquire(timeout=10)
+    # the front-end
 
-    def read(self) -> None:
-        """Read an answer; the stream learns that the one before it is read."""
-        answer = service_pb2.ModelStreamInferResponse.FromString(next(self._answers))
-        assert answer.error_message == ""
+    def unpacked(self, call: Any, is_packed: bool, data: Any, then: Any, failed: Any) -> None:
+        then(data)
+
+    def decode(self, call: Any, message: Any, nbytes: int, then: Any, failed: Any) -> None:
+        then(codec_grpc.decode_request(message, Limits()))
+
+    # the stream
+
+    def arrived_ns(self) -> int:
+        return 1
+
+    def respond(self, headers: Any) -> None:
+        pass
+
+    def release(self) -> None:
+        self.released += 1
+
+    expect = settle = watch = lambda *_: None
+
+    def send(self, data: bytes) -> None:
+        self._sent += data
+
+    def unsent(self) -> int:
+        return len(self._sent)
+
+    def end(self, trailers: Any) -> None:
+        self.trailers = trailers
+
+    # the client
+
+    def read(self) -> int:
+        """Read what has been sent, which the call is told of; the number of answers."""
+        sent, self._sent = self._sent, b""
+        found = MessageReader(1 << 20).feed(sent) if sent else []
+        for _, data in found:
+            assert service_pb2.ModelStreamInferResponse.FromString(data).error_message == ""
+        self.unread -= len(found)
+        self.call.drained()
+        return len(found)
 
     def rest(self) -> int:
-        return sum(1 for _ in self._answers)
+        self.holds = False
+        self.answer()
+        self.call.received(b"", True)
+        count = 0
+        while self.trailers is None:
+            count += self.read()
+        return count + self.read()
 
 
 ROOM = 10
@@ -420,39 +465,36 @@ BIG_LIMITS = Limits(max_stream_in_flight=64, max_stream_bytes=ROOM * 2 * (BIG.nb
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_stream_that_is_not_read_keeps_a_bounded_number_of_bytes(holds: bool) -> None:
     reader = Reader(BIG_LIMITS, [infer_request("identity_fp32", BIG)] * 100)
-    reader.read()
+    assert (reader.submitted, reader.most_unread) == (ROOM, ROOM)
+    released = reader.released
     reader.holds = holds  # what is computed counts as what it will be
-    reader.wait_entered(ROOM)
-    for _ in range(20):
-        reader.release()
-        reader.unread -= 1
-        reader.read()
-        reader.wait_entered(1)
+    for read in range(1, 21):
+        assert reader.read() == 1
+        assert reader.submitted == ROOM + read
+        reader.answer()
     assert (reader.submitted, reader.most_unread) == (20 + ROOM, ROOM)
-    reader.holds = False
-    reader.release()
-    assert reader.rest() == 100 - 21
+    assert reader.released == released  # requests wait: the client's window stays closed
+    assert reader.rest() == 100 - 20
+    assert reader.released > released
 
 
 def test_a_stream_takes_few_requests_before_it_knows_how_large_answers_are() -> None:
-    reader = Reader(BIG_LIMITS, [infer_request("identity_fp32", BIG)] * 40)
+    reader = Reader(BIG_LIMITS, [])
     reader.holds = True
-    reading = threading.Thread(target=reader.read, daemon=True)
-    reading.start()
-    reader.wait_entered(16)
-    reader.holds = False
+    data = infer_request("identity_fp32", BIG).SerializeToString()
+    for _ in range(40):
+        reader.call.received(prefix_of(data) + data, False)
     assert reader.submitted == 16
-    reader.release()
-    reading.join(10)
-    assert reader.rest() == 39
+    assert reader.rest() == 40
+    assert reader.most_unread == 16
 
 
 def test_small_answers_wait_in_a_bounded_number() -> None:
     reader = Reader(BIG_LIMITS, [infer_request("identity_fp32")] * 200)
-    reader.read()
-    reader.wait_entered(64)
     assert (reader.submitted, reader.most_unread) == (64, 64)
-    assert reader.rest() == 199
+    assert reader.read() == 64
+    assert reader.rest() == 200 - 64
+    assert reader.most_unread == 64
 
 
 def test_a_stream_that_is_not_read_holds_no_other_one_up(backend: CountingBackend, stub: Any) -> None:
@@ -584,30 +626,26 @@ def test_field_names_numbers_and_types_are_those_of_the_public_protocol() -> Non
         )
 
 
-def test_threads_run_every_call_once_and_tell_every_callback() -> None:
-    threads = CallThreads(3, "test")
-    ended: SimpleQueue[int] = SimpleQueue()
-    calls: list[int] = []
+@pytest.mark.parametrize("package", ["v1", "v1alpha"])
+def test_reflection_tells_of_services_and_their_messages(channel: grpc.Channel, package: str) -> None:
+    def ask(**question: Any) -> Any:
+        data = MESSAGES["ServerReflectionRequest"](**question).SerializeToString()
+        call = channel.stream_stream(f"/grpc.reflection.{package}.ServerReflection/ServerReflectionInfo")
+        [answer] = call(iter([data]), timeout=20)
+        return MESSAGES["ServerReflectionResponse"].FromString(answer)
 
-    def work(number: int) -> None:
-        calls.append(number)
-        if number % 7 == 0:
-            raise ValueError(number)
-
-    for number in range(500):
-        threads.submit(work, number).add_done_callback(lambda _, number=number: ended.put(number))
-    assert sorted(ended.get(timeout=10) for _ in range(500)) == list(range(500))
-    assert sorted(calls) == list(range(500))
-    assert threads._started <= 3
-    threads.shutdown()
-
-
-def test_a_call_never_waits_while_a_thread_may_be_started() -> None:
-    threads = CallThreads(50, "test")
-    for _ in range(20):
-        gate = threading.Barrier(51)
-        for _ in range(50):
-            threads.submit(gate.wait, 10)
-        gate.wait(10)
-    assert threads._started <= 50
-    threads.shutdown()
+    services = [each.name for each in ask(list_services="*").list_services_response.service]
+    assert services[0] == "inference.GRPCInferenceService"
+    pool = descriptor_pool.DescriptorPool()
+    for name in {
+        ask(file_containing_symbol=each).file_descriptor_response.file_descriptor_proto[0] for each in services
+    }:
+        pool.AddSerializedFile(name)
+    service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert service.methods_by_name["ModelInfer"].input_type.fields_by_name["model_name"].number == 1
+    name = service.file.name
+    assert ask(file_by_filename=name) == ask(file_by_filename=name)
+    assert ask(file_by_filename=name).file_descriptor_response.file_descriptor_proto
+    assert ask(all_extension_numbers_of_type="inference.ModelInferRequest").HasField("all_extension_numbers_response")
+    for question in ({"file_by_filename": "x"}, {"file_containing_symbol": "inference.X"}, {}):
+        assert ask(**question).error_response.error_code == 5

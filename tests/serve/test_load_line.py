@@ -184,7 +184,7 @@ def test_what_waits_in_line_is_refused_when_the_line_closes() -> None:
 def test_threads_of_a_loop_run_what_they_are_given_side_by_side_up_to_the_limit() -> None:
     threads = LoopThreads(3, "test")
     barrier = threading.Barrier(3)
-    futures = [threads.submit(barrier.wait, WAIT_S) for _ in range(9)]
+    futures = [threads.submit(lambda: barrier.wait(WAIT_S)) for _ in range(9)]
     assert sorted(each.result(WAIT_S) for each in futures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     names = {threads.submit(lambda: threading.current_thread()).result(WAIT_S) for _ in range(9)}
     assert all(each.daemon for each in names)
@@ -192,7 +192,7 @@ def test_threads_of_a_loop_run_what_they_are_given_side_by_side_up_to_the_limit(
     with pytest.raises(ZeroDivisionError):
         failing.result(WAIT_S)
     gate = threading.Event()
-    held = [threads.submit(gate.wait, WAIT_S) for _ in range(5)]
+    held = [threads.submit(lambda: gate.wait(WAIT_S)) for _ in range(5)]
     threads.shutdown()
     gate.set()
     assert all(each.result(WAIT_S) for each in held)

@@ -33,7 +33,7 @@ from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.worker.limits import WorkerLimits
-from cotenant.serve.frontend.call_threads import CallThreads, LoopThreads
+from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.server import Server
 from cotenant.shortages import Resource
 from fake_backend import CountingBackend, FakeBackend, Ports, serving
@@ -236,8 +236,8 @@ def test_whatever_wish_is_refused_every_call_ends_once_and_later_ones_are_served
     assert refused == number > 0
 
 
-def test_grpc_is_served_by_the_threads_that_there_are_and_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No further thread at all, as a limit of processes has it: forty calls at once are answered."""
+def test_grpc_infers_without_threads_and_controls_by_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further thread at all, as a limit of processes has it: calls, streams and control calls are answered."""
     short = _of_threads(monkeypatch)
     inner = FakeBackend()
     backend = CountingBackend(inner)
@@ -248,25 +248,19 @@ def test_grpc_is_served_by_the_threads_that_there_are_and_grows_again(monkeypatc
     with serving(backend) as ports, grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        index = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+        slow = [infer.future(message_of_slow(), timeout=WAIT_S) for _ in range(12)]
+        for _ in slow:
+            inner.slow_arrived.get(timeout=WAIT_S)  # all at once
         short.arm(0, lasts=True)
         under_way = [infer.future(message.SerializeToString(), timeout=WAIT_S) for _ in range(40)]
         assert {each.code() for each in under_way} == {grpc.StatusCode.OK}
-        with pytest.raises(grpc.RpcError) as error:
-            list(stream(iter([message.SerializeToString()]), timeout=WAIT_S))
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "thread" in error.value.details()
-        assert short.refused > 0
-        short.disarm()
-        message.model_name = "slow"
-        slow = [infer.future(message_of_slow(), timeout=WAIT_S) for _ in range(12)]
-        for _ in slow:
-            inner.slow_arrived.get(timeout=WAIT_S)  # all at once: there are threads again
-        ready(b"", timeout=WAIT_S)
+        assert len(list(stream(iter([message.SerializeToString()]), timeout=WAIT_S))) == 1
+        assert short.refused == 0
+        lists = [index.future(b"", timeout=WAIT_S) for _ in range(20)]
+        assert {each.code() for each in lists} == {grpc.StatusCode.OK}
         inner.release()
         assert {each.code() for each in slow} == {grpc.StatusCode.OK}
-        message.model_name = "add_sub"
-        assert len(list(stream(iter([message.SerializeToString()]), timeout=WAIT_S))) == 1
     assert backend.settled()
     inner.close()
 
@@ -282,8 +276,6 @@ def message_of_slow() -> bytes:
 def test_a_pool_without_any_thread_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     short = _of_threads(monkeypatch)
     short.arm(0, lasts=True)
-    with pytest.raises(CotenantError, match="no thread can be started"):
-        CallThreads(4, "cotenant-test").start(3)
     with pytest.raises(CotenantError, match="no thread can be started"):
         LoopThreads(4, "cotenant-test")
 

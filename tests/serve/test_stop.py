@@ -283,7 +283,7 @@ MOMENTS = (
     "cotenant.cli.profile",
     "cotenant.cli.app",
     "numpy",
-    "grpc",
+    "ngh2",
     "cotenant.wire.codec",
 )
 

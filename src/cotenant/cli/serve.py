@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,9 +75,7 @@ def _serve(
     repository: Path, chosen: dict[str, object], signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
 ) -> None:
     from cotenant.execute.gpu.queues import use_all_queues
-    from cotenant.serve.frontend.grpc_core import read_in_place
 
-    read_in_place(os.environ, version("grpcio"))  # before anything imports grpc
     use_all_queues(os.environ)
 
     from cotenant.execute.layout import device_cores, lanes_of
@@ -113,7 +110,7 @@ def _serve(
     access = access_at(section.host) if section.admin_port is None else Access.CLOSED
     front_ends: dict[str, HttpServer | GrpcServer] = {
         "http_port": HttpServer(server, section.host, section.http_port, limits, loop, access),
-        "grpc_port": GrpcServer(server, section.host, section.grpc_port, limits, access),
+        "grpc_port": GrpcServer(server, section.host, section.grpc_port, limits, loop, access),
     }
     admin = section.admin_host or section.host
     if section.admin_port is not None:

@@ -16,8 +16,7 @@ from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
 from cotenant.serve.frontend.grpc_control import OF_MODEL
-from cotenant.serve.frontend.grpc_server import with_deadline
-from cotenant.serve.frontend.grpc_stream import encode_answer
+from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
 from cotenant.wire.codec_grpc import decode_request, encode_failure

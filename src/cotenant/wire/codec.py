@@ -55,22 +55,22 @@ class Limits:
     max_header_bytes: int = 32 << 10
     """Request line and headers of HTTP together; metadata of gRPC."""
     max_connections: int = 4096
-    """Of HTTP, at a time."""
+    """At a time."""
     max_connections_per_address: int = 1024
     """The same from one address; a gateway has one for all that it brings."""
     max_head_s: float = 10.0
-    """Time that the head of an HTTP request may take to come."""
+    """Time that the head of an HTTP request, or the first frame of a connection of gRPC, may take to come."""
     max_body_s: float = 20.0
-    """The same of a body; a second more for each KiB that has come."""
+    """The same of a body, or of a message of gRPC; a second more for each KiB that has come."""
     max_unread_s: float = 60.0
-    """Time for which a client may read nothing of an answer over HTTP."""
+    """Time for which a client may read nothing of an answer."""
     max_inputs: int = 256
     max_outputs: int = 256
     max_dims: int = 32
     max_elements: int = 1 << 26
     """Elements of one tensor, a dimension of 0 counted as 1."""
     max_concurrent_rpcs: int = 512
-    """gRPC calls in progress at once; each holds a thread while it waits. Further ones get RESOURCE_EXHAUSTED."""
+    """gRPC calls of inferences in progress at once. Further ones get UNAVAILABLE."""
     max_stream_in_flight: int = 256
     """Requests of one gRPC stream whose answers are not written yet; reading pauses there."""
     max_stream_bytes: int = 64 << 20

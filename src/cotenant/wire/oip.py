@@ -41,7 +41,11 @@ SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
-def _load_messages() -> dict[str, Any]:
+REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The same service under two names."""
+
+
+def _load_messages() -> tuple[Any, dict[str, Any]]:
     files = descriptor_pb2.FileDescriptorSet.FromString(
         resources.files("cotenant.wire").joinpath("oip.binpb").read_bytes()
     )
@@ -49,8 +53,8 @@ def _load_messages() -> dict[str, Any]:
     for file in files.file:
         pool.AddSerializedFile(file.SerializeToString())
     names = [(f"{file.package}.{message.name}", message.name) for file in files.file for message in file.message_type]
-    return {short: message_factory.GetMessageClass(pool.FindMessageTypeByName(full)) for full, short in names}
+    return pool, {short: message_factory.GetMessageClass(pool.FindMessageTypeByName(full)) for full, short in names}
 
 
-MESSAGES: dict[str, Any] = _load_messages()
-"""Message class by its short name, e.g. `ModelInferRequest`."""
+POOL, MESSAGES = _load_messages()
+"""The descriptors of the protocol, and the message class by its short name, e.g. `ModelInferRequest`."""

@@ -1,8 +1,7 @@
-"""Threads on demand for the calls of the front-ends.
+"""Threads on demand for what would hold an event loop up.
 
-Does what `concurrent.futures.ThreadPoolExecutor` does for grpcio, with less locking around every call (measured: some
-8 % of the processor time of a small request), and with daemon threads, so that a call that never ends cannot keep the
-process alive. A thread that cannot be started costs no call: work stays in line for the threads that there are.
+Does what `concurrent.futures.ThreadPoolExecutor` does, with daemon threads, so that work that never ends cannot keep
+the process alive. A thread that cannot be started costs no call: work stays in line for the threads that there are.
 """
 
 from __future__ import annotations
@@ -10,119 +9,63 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
 
 from cotenant.errors import CotenantError
 from cotenant.shortages import start_thread
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
-_log = logging.getLogger("cotenant.grpc")
+_log = logging.getLogger("cotenant.frontend")
 
 
-class Slots:
-    """A number of places that can be taken without waiting; a semaphore that costs a tenth of `threading`'s."""
+class LoopThreads:
+    """Runs work on at most `limit` threads, which are started when all are busy; further work waits in line.
 
-    def __init__(self, count: int) -> None:
-        self._free: SimpleQueue[None] = SimpleQueue()
-        for _ in range(count):
-            self._free.put(None)
-
-    def take(self) -> bool:
-        """Take a place; False when none is free."""
-        try:
-            self._free.get_nowait()
-        except Empty:
-            return False
-        return True
-
-    def give_back(self) -> None:
-        """Free the place taken."""
-        self._free.put(None)
-
-
-class PendingCall:
-    """What grpcio needs of a future: it tells its callbacks when the call has ended."""
-
-    __slots__ = ("_callbacks", "_ended")
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[PendingCall], object]] = []
-        self._ended = False
-
-    def add_done_callback(self, callback: Callable[[PendingCall], object]) -> None:
-        """Call back once, when the call has ended; at once if it has."""
-        self._callbacks.append(callback)
-        if self._ended:
-            self._drain()
-
-    def end(self) -> None:
-        """Mark the call as ended and tell the callbacks."""
-        self._ended = True
-        self._drain()
-
-    def _drain(self) -> None:
-        # `end` and a late `add_done_callback` may both come here; popping hands each callback to one of them.
-        while True:
-            try:
-                callback = self._callbacks.pop()
-            except IndexError:
-                return
-            callback(self)
-
-
-class CallThreads:
-    """Runs calls on at most `limit` threads, which are started when all are busy; further calls wait in line. `nice` is
-    the priority of the threads.
-
-    `start` comes first: the threads that it starts stay until `shutdown`, so that work in line always has one.
+    The first thread is there from the start, so that work in line always has one. Raises CotenantError where it cannot
+    be started.
     """
 
     def __init__(self, limit: int, name: str, nice: int = 0) -> None:
         self._limit = limit
         self._name = name
         self._nice = nice
-        self._work: SimpleQueue[tuple[PendingCall, Callable[..., object], Any, Any, int] | None] = SimpleQueue()
-        self._present = threading.local()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._unfinished = 0
-        self._started = 0
-
-    def start(self, count: int = 1) -> None:
-        """Start so many threads, or as many as can be had. Raises CotenantError when there is none."""
-        for _ in range(count):
-            with self._lock:
-                self._started += 1
-            self._start_one()
+        self._started = 1
+        self._start_one()
         if self._started == 0:
             raise CotenantError(
                 f"no thread can be started for {self._name}: raise the limit of threads and processes (pids cgroup, "
                 "ulimit -u)"
             )
 
-    def submit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> PendingCall:
+    def submit(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on one of the threads."""
-        call = PendingCall()
-        self._work.put((call, function, args, kwargs, time.monotonic_ns()))
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(run)
         with self._lock:
             self._unfinished += 1
             if self._unfinished <= self._started or self._started >= self._limit:
-                return call
+                return future
             self._started += 1
         self._start_one()
-        return call
+        return future
 
-    def came_ns(self) -> int:
-        """When the call that runs on this thread was submitted, in monotonic nanoseconds; 0 on another thread."""
-        since_ns: int = getattr(self._present, "since_ns", 0)
-        return since_ns
-
-    def shutdown(self, wait: bool = False) -> None:
+    def shutdown(self) -> None:
         """Let the threads end when the work is done; they are never waited for."""
         for _ in range(self._limit):
             self._work.put(None)
@@ -140,43 +83,14 @@ class CallThreads:
         if self._nice and hasattr(os, "setpriority"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
-            item = self._work.get()
-            if item is None:
+            work = self._work.get()
+            if work is None:
                 return
-            call, function, args, kwargs, self._present.since_ns = item
             try:
-                function(*args, **kwargs)
-            except Exception:
+                work()
+            except Exception:  # of what is called when the work is done
                 _log.exception("a call of %s failed", self._name)
             finally:
                 with self._lock:
                     self._unfinished -= 1
-                call.end()
-            del item, call, function, args, kwargs
-
-
-class LoopThreads(Executor):
-    """CallThreads as an event loop takes them in `run_in_executor`. Raises CotenantError when there is no thread."""
-
-    def __init__(self, limit: int, name: str, nice: int = 0) -> None:
-        self._threads = CallThreads(limit, name, nice)
-        self._threads.start()
-
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function on one of the threads."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._threads.submit(run)
-        return future
-
-    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let the threads end when the work is done; they are never waited for."""
-        self._threads.shutdown()
+            del work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from google.protobuf import json_format
@@ -59,18 +60,16 @@ def _index(backend: Control, message: Any) -> Any:
     return MESSAGES["RepositoryIndexResponse"](models=model_index(backend, message.ready))
 
 
-def _load(line: LoadLine, message: Any) -> Any:
+def _load(line: LoadLine, message: Any) -> Future[None]:
     _check_repository(message.repository_name)
     if message.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
-    line.load(message.model_name).result()
-    return MESSAGES["RepositoryModelLoadResponse"]()
+    return line.load(message.model_name)
 
 
-def _unload(line: LoadLine, message: Any) -> Any:
+def _unload(line: LoadLine, message: Any) -> Future[None]:
     _check_repository(message.repository_name)
-    line.unload(message.model_name).result()
-    return MESSAGES["RepositoryModelUnloadResponse"]()
+    return line.unload(message.model_name)
 
 
 def health(backend: Control, message: Any) -> Any:
@@ -96,8 +95,10 @@ CONTROL: dict[str, Callable[[Control, Any], Any]] = {
     "RepositoryIndex": _index,
 }
 """The methods that are answered by one blocking call; the request of each is `<method>Request`."""
-LOADS: dict[str, Callable[[LoadLine, Any], Any]] = {
+PROMPT = frozenset({"ServerLive", "ServerReady", "ServerMetadata", "ModelReady"})
+"""Of these, the ones that take no time."""
+LOADS: dict[str, Callable[[LoadLine, Any], Future[None]]] = {
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
 }
-"""The methods that wait in the line of loads, named likewise."""
+"""The methods that wait in the line of loads, named likewise; their answers say nothing."""

@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
-from google.protobuf.message import DecodeError
 from msgspec import structs
 
-from cotenant.shortages import start_thread
-from cotenant.types import ANSWERS, Outcome
+from cotenant.serve.frontend.grpc_call import HEADERS, INTERNAL_ERROR, OK_TRAILERS, Call, Packed, parse
+from cotenant.serve.frontend.grpc_frames import FrameError
+from cotenant.serve.frontend.grpc_messages import encode_answer
+from cotenant.serve.frontend.h2_connection import H2Stream
+from cotenant.serve.frontend.loop_inbox import LoopInbox
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, writing_ns
+from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
-from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
+from cotenant.wire.api import Backend, InferResult, ServeError, Status
 from cotenant.wire.codec import Limits, WireRequest, bad, size_bytes
-from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import MESSAGES
 
 _log = logging.getLogger("cotenant.grpc")
 
-_ModelInferRequest = MESSAGES["ModelInferRequest"]
 _ModelStreamInferResponse = MESSAGES["ModelStreamInferResponse"]
-_INTERNAL = "internal error; the server's log has the details"
 _FIRST_IN_FLIGHT = 16
 """Requests of a stream that are taken before its first answer tells how large they are."""
+_UNSENT_BYTES = 64 << 10
+"""Answers that wait for the client's window, or for the socket, as bytes; further ones wait as they are."""
 
 
-def encode_answer(
-    backend: Infer, wire: WireRequest, result: InferResult, replied: Callable[[InferResult], None] = lambda _: None
-) -> Any:
-    """Make the response message of a query, and tell `replied`, see Backend, if it was answered.
+class Codec(Protocol):
+    """What a stream needs of the front-end."""
 
-    Raises ServeError when it was not, or cannot be written.
-    """
-    if result.outcome not in ANSWERS:
-        raise not_answered(result, ready=backend.ready())
-    try:
-        batched = False
-        if wire.wants_classes:
-            batched = backend.metadata(wire.request.model, wire.request.version).max_batch_size > 0
-        return codec_grpc.encode_response(wire, result, batched)
-    except ServeError as error:  # it has run: it is not for a gateway to send it again
-        raise ServeError(error.status, error.message, FAILURE) from None
-    finally:
-        replied(result)
+    @property
+    def inbox(self) -> LoopInbox:
+        """Calls for the loop."""
+
+    def unpacked(
+        self,
+        call: Call,
+        is_packed: bool,
+        data: Packed,
+        then: Callable[[Packed], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
+
+    def decode(
+        self,
+        call: Call,
+        message: Any,
+        nbytes: int,
+        then: Callable[[WireRequest], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Decode a request, at once or in a thread, and do on the loop what follows from it."""
+
+    def in_thread(
+        self,
+        call: Call,
+        work: Callable[[], Any],
+        then: Callable[[Any], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Do work in a thread, and then on the loop what follows from it."""
+
+
+class _Request(NamedTuple):
+    is_packed: bool
+    data: Packed
+    came_ns: int
 
 
 class _Answer(NamedTuple):
@@ -63,189 +88,213 @@ class _Refusal(NamedTuple):
     nbytes: int
 
 
-class _AllRead(NamedTuple):
-    requests: int
-
-
-_Item = _Answer | _Refusal | _AllRead | None
-
-
-class Stream:
-    """The state of one stream. A thread of its own reads requests; the thread of the call writes answers.
+class StreamCall(Call):
+    """The state of one stream.
 
     Requests are taken as long as they and their answers find room: those that are finished as they are, of the others
-    each answer is believed to be as large as the largest so far.
+    each answer is believed to be as large as the largest so far. What is not taken is not released, so that the client
+    stops sending.
     """
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
+    def __init__(
+        self, codec: Codec, backend: Backend, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits
+    ) -> None:
+        super().__init__(stream, fields, limits)
+        self._codec = codec
         self._backend = backend
-        self._limits = limits
-        self._outbox: SimpleQueue[_Item] = SimpleQueue()
-        self._changed = threading.Condition()
+        self._waiting: deque[_Request] = deque()
+        """Requests that have come and are not taken."""
+        self._outbox: deque[_Answer | _Refusal] = deque()
+        self._leaving: list[int] = []
+        """Bytes that answers kept which are written and have not left."""
         self._taken = 0
         self._unwritten = 0
-        """Requests taken whose answers have not been written."""
+        """Requests taken whose answers have not left."""
         self._computing = 0
         """Of these, the ones that have not ended."""
         self._kept_bytes = 0
         self._largest_bytes: int | None = None
         """Of all outputs so far; None before the first."""
         self._active: dict[int, int] = {}
+        """Queries in progress by the numbers of their requests."""
         self._early: set[int] = set()
         """Requests that were answered before `submit` returned their query."""
-        self._ended = False
-        self._closing = False
-        self._has_left = False
+        self._is_whole = False
+        """The client has sent all."""
+        self._is_closing = self._is_encoding = self._is_advancing = False
 
-    def answers(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Yield serialised answers until the client has closed its side and all are out, or the call has ended.
+    def begin(self) -> None:
+        """Tell the client that the stream is served."""
+        self.has_begun = True
+        self.stream.respond(HEADERS)
 
-        Raises ServeError (UNAVAILABLE) when all are out after `close`, or no thread can be had to read requests.
-        """
-        if not context.add_callback(self._end):
-            return
-        reader = threading.Thread(target=self._read, args=(requests,), name="cotenant-grpc-read", daemon=True)
-        try:
-            start_thread(reader, "a gRPC stream is refused")
-        except RuntimeError:
-            text = "the system has no thread left to read this stream; try again later"
-            raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED)) from None
-        written, expected = 0, -1
-        try:
-            while written != expected:
-                item = self._outbox.get()
-                if item is None:
-                    return
-                if isinstance(item, _AllRead):
-                    expected = item.requests
-                    continue
-                yield self._encode(item)
-                written += 1
-                with self._changed:
-                    self._unwritten -= 1
-                    self._kept_bytes -= item.nbytes
-                    self._changed.notify()
-        finally:
-            self._leave()
-        if self._closing:
-            raise ServeError(Status.UNAVAILABLE, "the server is stopping")
+    # --- Call -----------------------------------------------------------------------------------------------------
 
-    def _leave(self) -> None:
-        """Nobody writes answers any more: tell of those that are there, and have those that still come told of."""
-        with self._changed:
-            self._has_left = True
-        while not self._outbox.empty():
-            self._unsent(self._outbox.get())
+    def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
+        """Keep the requests until there is room for them."""
+        self._is_whole = self._is_whole or is_end
+        if messages and not self._is_closing:
+            came_ns = self.stream.arrived_ns()
+            self._waiting += [_Request(is_packed, data, came_ns) for is_packed, data in messages]
+        self._advance()
 
-    def _unsent(self, item: _Item) -> None:
-        if isinstance(item, _Answer) and item.result.outcome in ANSWERS:
-            self._backend.replied(item.result)
+    def is_waiting(self) -> bool:
+        """Whether the stream waits for the rest of a request."""
+        return not self._waiting and super().is_waiting()
 
-    def close(self) -> None:
+    def drained(self) -> None:
+        """The answers written have left: there is room again."""
+        self._unwritten -= len(self._leaving)
+        self._kept_bytes -= sum(self._leaving)
+        self._leaving.clear()
+        self._advance()
+
+    def shut_down(self) -> None:
         """Take no further request; the stream ends when those taken are answered."""
-        with self._changed:
-            self._closing = True
-            self._outbox.put(_AllRead(self._taken))
-            self._changed.notify()
+        self._is_closing = True
+        self._waiting.clear()
+        self._advance()
 
-    def _end(self) -> None:
-        """Release both threads and withdraw what is in progress; runs when the call ends in whatever way."""
-        with self._changed:
-            self._ended = True
-            queries = list(self._active.values())
-            self._changed.notify()
-        self._outbox.put(None)
-        for query in queries:
+    def withdraw(self) -> None:
+        """Cancel the queries in progress, and tell of answers that never will be written."""
+        for query in list(self._active.values()):
             self._backend.cancel(query)
+        while self._outbox:
+            self._unsent(self._outbox.popleft())
+        self._waiting.clear()
 
-    def _read(self, requests: Iterator[bytes]) -> None:
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Take what has room, write what is ready, and end where all is done."""
+        if self._is_advancing or self.is_over:
+            return
+        self._is_advancing = True
         try:
-            for data in requests:
-                came_ns = time.monotonic_ns()
-                number = self._enter(len(data))
-                if number is None:
-                    return
-                self._take(number, data, came_ns)
-        except Exception:
-            # grpcio raises a bare Exception here when the call has ended; `_end` has then released the writer.
-            if not self._ended:
-                _log.debug("stream ended while reading", exc_info=True)
-        self._outbox.put(_AllRead(self._taken))
-
-    def _enter(self, nbytes: int) -> int | None:
-        """Wait for room for a request of so many bytes and give its number; None when it is not to be taken."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._closing or self._has_room(nbytes))
-            if self._ended or self._closing:
-                return None
-            self._taken += 1
-            self._unwritten += 1
-            self._computing += 1
-            self._kept_bytes += nbytes
-            return self._taken - 1
+            self._write()
+            while self._waiting and self._has_room(len(self._waiting[0].data)):
+                self._enter(self._waiting.popleft())
+                self._write()
+            if not self._waiting:
+                self.stream.release()
+        finally:
+            self._is_advancing = False
+        if self.is_over or self._computing or self._outbox or self._is_encoding or self._waiting:
+            return
+        if self._is_closing:
+            self.fail_with(ServeError(Status.UNAVAILABLE, "the server is stopping"))
+        elif self._is_whole:
+            self.finish()
+            self.stream.end(OK_TRAILERS)
 
     def _has_room(self, nbytes: int) -> bool:
         if self._unwritten == 0:
             return True
-        most = self._limits.max_stream_in_flight
+        most = self.limits.max_stream_in_flight
         if self._largest_bytes is None:
             return self._unwritten < min(most, _FIRST_IN_FLIGHT)
         believed = self._kept_bytes + nbytes + (self._computing + 1) * self._largest_bytes
-        return self._unwritten < most and believed <= self._limits.max_stream_bytes
+        return self._unwritten < most and believed <= self.limits.max_stream_bytes
 
-    def _take(self, number: int, data: bytes, came_ns: int) -> None:
-        """Submit one request; puts exactly one item into the outbox, now or when its query ends."""
+    def _enter(self, request: _Request) -> None:
+        """Take one request; exactly one item comes into the outbox, now or when its query ends."""
+        number, nbytes = self._taken, len(request.data)
+        self._taken += 1
+        self._unwritten += 1
+        self._computing += 1
+        self._kept_bytes += nbytes
         id_ = ""
-        try:
-            try:
-                message = _ModelInferRequest.FromString(data)
-            except DecodeError:
-                raise bad("the bytes received are no ModelInferRequest message") from None
+
+        def parsed(data: Packed) -> None:
+            nonlocal id_
+            message = parse("ModelInferRequest", data)
             id_ = message.id
-            wire = codec_grpc.decode_request(message, self._limits)
+            self._codec.decode(self, message, len(data), partial(decoded, message), refuse)
+
+        def decoded(message: Any, wire: WireRequest) -> None:
             final_flag = codec_grpc.request_flag(message, "triton_enable_empty_final_response")
-            request_bytes = len(data)
+            self._submit(number, nbytes, wire, final_flag, request.came_ns)
 
-            def done(result: InferResult) -> None:
-                nbytes = sum(map(size_bytes, result.outputs.values()))
-                with self._changed:
-                    if self._active.pop(number, None) is None:
-                        self._early.add(number)
-                    self._computing -= 1
-                    self._kept_bytes += nbytes
-                    if result.outcome in ANSWERS:
-                        self._largest_bytes = max(nbytes, self._largest_bytes or 0)
-                    self._changed.notify()
-                    answer = _Answer(wire, result, final_flag, request_bytes + nbytes)
-                    has_left = self._has_left
-                    if not has_left:
-                        self._outbox.put(answer)
-                if has_left:
-                    self._unsent(answer)
+        def refuse(error: BaseException) -> None:
+            self._refuse(id_, nbytes, error)
 
-            query = self._backend.submit(structs.replace(wire.request, arrival_ns=came_ns), done)
-        except ServeError as error:
-            self._refuse(id_, error, len(data))
+        try:
+            self._codec.unpacked(self, request.is_packed, request.data, parsed, refuse)
+        except Exception as error:
+            refuse(error)
+
+    def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, came_ns: int) -> None:
+        if self.is_over:
             return
-        except Exception:
-            _log.exception("a request of a stream failed")
-            self._refuse(id_, ServeError(Status.INTERNAL, _INTERNAL), len(data))
-            return
-        with self._changed:
-            ended = self._ended
-            if number in self._early:
-                self._early.remove(number)
+        put = self._codec.inbox.put
+
+        def done(result: InferResult) -> None:
+            put(lambda: self._ended(number, nbytes, wire, final_flag, result))
+
+        query = self._backend.submit(structs.replace(wire.request, arrival_ns=came_ns), done)
+        if number in self._early:
+            self._early.remove(number)
+        else:
+            self._active[number] = query
+
+    def _ended(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, result: InferResult) -> None:
+        """A query has ended: put its answer into the outbox."""
+        if self._active.pop(number, None) is None:
+            self._early.add(number)
+        out_bytes = sum(map(size_bytes, result.outputs.values()))
+        answer = _Answer(wire, result, final_flag, nbytes + out_bytes)
+        self._computing -= 1
+        self._kept_bytes += out_bytes
+        if result.outcome in ANSWERS:
+            self._largest_bytes = max(out_bytes, self._largest_bytes or 0)
+        if self.is_over:
+            self._unsent(answer)
+        else:
+            self._outbox.append(answer)
+            self._advance()
+
+    def _refuse(self, id_: str, nbytes: int, error: BaseException) -> None:
+        """A request gets no query: put the reason into the outbox."""
+        if isinstance(error, FrameError):
+            error = bad(error.message)
+        elif not isinstance(error, ServeError):
+            _log.error("a request of a stream failed", exc_info=error)
+            error = ServeError(Status.INTERNAL, INTERNAL_ERROR)
+        self._computing -= 1
+        self._outbox.append(_Refusal(id_, error, nbytes))
+        self._advance()
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Write the answers that are ready, as long as the client takes them."""
+        while self._outbox and not self._is_encoding and self.stream.unsent() < _UNSENT_BYTES:
+            item = self._outbox.popleft()
+            if isinstance(item, _Answer) and writing_ns(item.wire, item.result) >= OFF_LOOP_NS:
+                self._is_encoding = True
+                self._codec.in_thread(self, partial(self._encode, item), partial(self._encoded, item.nbytes))
             else:
-                self._active[number] = query
-        if ended:
-            self._backend.cancel(query)
+                self._send(item.nbytes, self._encode(item))
 
-    def _refuse(self, id_: str, error: ServeError, nbytes: int) -> None:
-        with self._changed:
-            self._computing -= 1
-        self._outbox.put(_Refusal(id_, error, nbytes))
+    def _encoded(self, nbytes: int, data: bytes) -> None:
+        """An answer has been encoded in a thread."""
+        self._is_encoding = False
+        if not self.is_over:
+            self._send(nbytes, data)
+            self._advance()
+
+    def _send(self, nbytes: int, data: bytes) -> None:
+        self._leaving.append(nbytes)
+        self.send(data)
+        self.stream.watch()
+
+    def _unsent(self, item: _Answer | _Refusal) -> None:
+        """An answer never will be written: tell of it."""
+        if isinstance(item, _Answer) and item.result.outcome in ANSWERS:
+            self._backend.replied(item.result)
 
     def _encode(self, item: _Answer | _Refusal) -> bytes:
+        """Make the bytes of an answer, on any thread. Raises nothing."""
         if isinstance(item, _Answer):
             id_ = item.wire.request.id
             try:
@@ -260,7 +309,7 @@ class Stream:
                 failure = error
             except Exception:
                 _log.exception("an answer of a stream could not be written")
-                failure = ServeError(Status.INTERNAL, _INTERNAL)
+                failure = ServeError(Status.INTERNAL, INTERNAL_ERROR)
         else:
             id_, failure, _ = item
         return codec_grpc.encode_failure(id_, failure.message, failure.ending)

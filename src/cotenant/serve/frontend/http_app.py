@@ -23,10 +23,11 @@ from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.serve.frontend.loop_inbox import LoopInbox
+from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_BYTES, OFF_LOOP_NS, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
-from cotenant.wire.codec import Limits, WireRequest, less_spent, shown, size_bytes
+from cotenant.wire.codec import Limits, WireRequest, less_spent, shown
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
 
@@ -36,20 +37,11 @@ _log = logging.getLogger("cotenant.http")
 _OCTETS = b"application/octet-stream"
 _QUERY_LINE = b"%b: %%d\r\n" % QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
-_OFF_LOOP_BYTES = 128 << 10
-"""Bodies from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
-_OFF_LOOP_NS = 1_000_000
-"""Answers that take so long to be written are written in a thread; handing over costs some tenth of it."""
-_NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
-"""Of a number as text, a class or an element of BYTES, a number to choose classes from, and of a byte to compress:
-measured on a core of 2.6 GHz."""
 _COMPRESS_FROM_BYTES = 1 << 10
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
-_INFLATE_NICE = 10
-"""Of the thread that inflates, which needs no interpreter: it takes what models and decisions leave."""
 
 
 def http_app(backend: Backend, limits: Limits, access: Access) -> HttpApp:
@@ -83,7 +75,7 @@ class HttpApp:
         self._access = access
         self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
-        self._inflate_thread = LoopThreads(1, "cotenant-http-inflate", _INFLATE_NICE)
+        self._inflate_thread = LoopThreads(1, "cotenant-http-inflate", INFLATE_NICE)
 
     def close(self) -> None:
         """Let the idle threads end; requests in progress are not waited for."""
@@ -165,7 +157,7 @@ class HttpApp:
     ) -> None:
         """Decode and submit here, or in a thread what takes long."""
         json_length = header_length or len(body)
-        if json_length >= _OFF_LOOP_BYTES or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length)):
+        if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
             self._in_thread(
                 exchange, self._codec_threads, partial(submit, body), partial(self._submitted_late, exchange)
             )
@@ -218,7 +210,7 @@ class HttpApp:
                 exchange.answer(error_answer(end.status.value[0], end.message, number + _told(end.ending)))
                 return
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
-            if exchange.is_over or _writing_ns(wire, result, accept) < _OFF_LOOP_NS:
+            if exchange.is_over or writing_ns(wire, result, accept) < OFF_LOOP_NS:
                 self._encode(exchange, wire, result, batched, accept)
             else:
                 encode = partial(self._encode, exchange, wire, result, batched, accept)
@@ -270,18 +262,7 @@ class HttpApp:
         self._when_done(exchange, threads.submit(work), then)
 
     def _when_done(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
-        put = self._loop_inbox.put
-
-        def ended(future: Future[T]) -> None:
-            put(lambda: self._follow(exchange, future, then))
-
-        future.add_done_callback(ended)
-
-    def _follow(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
-        try:
-            then(future.result())
-        except Exception as error:
-            self._fail(exchange, error)
+        self._loop_inbox.when_done(future, then, partial(self._fail, exchange))
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Tell the client of an error."""
@@ -323,26 +304,6 @@ def _encoded(wire: WireRequest, result: InferResult, batched: bool, accept: byte
 def _has_bytes(body: bytes | memoryview, json_length: int) -> bool:
     """Return whether a request may hold a BYTES tensor, which is taken apart and checked element by element."""
     return bytes(body[:json_length]).find(b"BYTES") >= 0
-
-
-def _writing_ns(wire: WireRequest, result: InferResult, accept: bytes) -> int:
-    """Return roughly how long an answer takes to be written, in nanoseconds. Raw tensors are views and take none."""
-    total = 0
-    for name, array in result.outputs.items():
-        output = next((output for output in wire.requested if output.name == name), None)
-        is_binary, classes = (output.binary, output.classes) if output else (wire.binary_default, 0)
-        if classes:
-            rows = array.shape[0] if array.ndim else 1
-            total += _SCAN_NS * array.size + _ITEM_NS * min(array.size, classes * rows)
-        elif array.dtype.kind in "OSU":
-            total += _ITEM_NS * array.size
-            if total < _OFF_LOOP_NS:
-                total += size_bytes(array)
-        elif not is_binary:
-            total += _NUMBER_NS * array.size
-        if accept:
-            total += _COMPRESS_NS * array.nbytes
-    return total
 
 
 def _single_encoding(value: bytes) -> bytes:

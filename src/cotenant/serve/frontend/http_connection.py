@@ -8,16 +8,13 @@ loop of its server.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-import time
-from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from cotenant.serve.frontend.http_chunks import ChunkedBody, ChunkError
 from cotenant.serve.frontend.http_head import CHUNKED, Head, HeadError, HeadParser
+from cotenant.serve.frontend.open_connections import OpenConnections, readable_since
 from cotenant.wire.codec import Limits
 
 READ_BYTES = 256 << 10
@@ -35,8 +32,6 @@ _BYTES_PER_S = 1024
 """A request that has been coming for longer than the limit of its part has to come at least so fast."""
 _JOIN_UP_TO_BYTES = 64 << 10
 """Answers up to this size go out in one write; joining larger ones costs more than another write."""
-_SILENT_MS_AT = 52
-"""Where Linux's `tcp_info` has the milliseconds since the last data came (`tcpi_last_data_recv`)."""
 _END_OF_HEAD = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINE = {each.value: b"HTTP/1.1 %d %b\r\n" % (each, each.phrase.encode()) for each in HTTPStatus}
@@ -68,25 +63,6 @@ class App(Protocol):
 
     def malformed(self, status: int, message: str) -> Answer:
         """The answer to bytes that are no request."""
-
-
-def readable_since(descriptor: int) -> int:
-    """The monotonic time, in nanoseconds, since when the bytes just read from a TCP connection could be read.
-
-    The kernel notes it for the last piece that came, to one of its ticks (1 to 4 ms). Where it does not tell: now.
-    """
-    now = time.monotonic_ns()
-    silent_ms = 0
-    try:  # uvloop's stand-in for the socket takes three times as long to ask
-        asked = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
-        try:
-            told = asked.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SILENT_MS_AT + 4)
-            [silent_ms] = struct.unpack_from("I", told, _SILENT_MS_AT)
-        finally:
-            asked.detach()  # the descriptor stays the transport's
-    except (AttributeError, OSError, ValueError, struct.error):  # no Linux, no TCP, or the connection is gone
-        pass
-    return now - silent_ms * 1_000_000
 
 
 class Exchange:
@@ -123,34 +99,14 @@ class Exchange:
                 gone()
 
 
-class Connections:
-    """The open connections of a server, and what they share: limits, heads that were seen, and room to read into."""
+class Connections(OpenConnections["HttpConnection"]):
+    """The open connections of a server, with the heads that were seen and room to read into."""
 
     def __init__(self, app: App, limits: Limits) -> None:
+        super().__init__(limits)
         self.app = app
-        self.limits = limits
         self.heads = HeadParser()
         self.scratch = memoryview(bytearray(READ_BYTES))
-        self.all: set[HttpConnection] = set()
-        self._by_address: Counter[str] = Counter()
-
-    def open(self, connection: HttpConnection, address: str) -> str:
-        """Count a connection; a sentence where there are too many."""
-        self.all.add(connection)
-        self._by_address[address] += 1
-        limits = self.limits
-        if len(self.all) > limits.max_connections:
-            return f"the server has {limits.max_connections} connections, the limit; try again later"
-        if self._by_address[address] > limits.max_connections_per_address:
-            return f"{address} has {limits.max_connections_per_address} connections, the limit for one address"
-        return ""
-
-    def close(self, connection: HttpConnection, address: str) -> None:
-        """A connection that was opened is gone."""
-        self.all.discard(connection)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
 
 
 class HttpConnection(asyncio.BufferedProtocol):

@@ -1,56 +1,23 @@
-"""The HTTP server: a socket, and the connections that come to it, on an event loop."""
+"""The HTTP server."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from contextlib import suppress
-from typing import Any
-
-from cotenant.errors import CotenantError
 from cotenant.serve.engine.loop import ServeLoop
-from cotenant.serve.frontend.admin_access import Access, access_at
+from cotenant.serve.frontend.admin_access import Access
 from cotenant.serve.frontend.http_app import HttpApp, http_app
 from cotenant.serve.frontend.http_connection import Connections, HttpConnection
+from cotenant.serve.frontend.loop_server import LoopServer
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
-_BACKLOG = 1024
-_LOOK_EVERY_S = 1.0
-_CANCELLED_S = 0.3
-"""Time that requests have to end once they are cancelled, when the server stops."""
 
-
-def listen(host: str, port: int, what: str) -> socket.socket:
-    """Bind a TCP socket for one process alone (no SO_REUSEPORT); port 0 takes a free one.
-
-    Raises CotenantError that names the address and how to choose another.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise CotenantError(f"{what}: host {host!r}, port {port} is no address to listen on: {error}") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise CotenantError(
-            f"{what}: cannot listen on {host} port {port}: {error.strerror}; stop what uses the port or choose another "
-            "one (0 takes any free one)"
-        ) from error
-    return bound
-
-
-class HttpServer:
+class HttpServer(LoopServer[HttpApp, HttpConnection]):
     """Serves a backend over HTTP on a loop, by default one of its own; constructing it does no I/O.
 
     `access` says what it serves of the administration, by default what `access_at` says of the host.
     """
+
+    speaks = "HTTP"
 
     def __init__(
         self,
@@ -61,79 +28,13 @@ class HttpServer:
         loop: ServeLoop | None = None,
         access: Access | None = None,
     ) -> None:
-        self._backend = backend
-        self._host = host
-        self._port = port
-        self._limits = limits or Limits()
-        self._access = access or access_at(host)
-        self._is_own = loop is None
-        self._loop = loop
-        self._app: HttpApp | None = None
-        self._server: asyncio.Server | None = None
-        self._connections: set[HttpConnection] = set()
-        self._looking: asyncio.Task[None] | None = None
+        super().__init__(backend, host, port, limits, loop, access)
 
-    def start(self) -> int:
-        """Listen and serve; return the port, which is a free one where 0 was asked for.
+    def _make_app(self) -> HttpApp:
+        return http_app(self._backend, self._limits, self._access)
 
-        Raises CotenantError when the address cannot be listened on, or no thread can be started.
-        """
-        if self._app is not None:
-            raise CotenantError("HTTP: the server has been started already")
-        bound = listen(self._host, self._port, "HTTP")
-        port: int = bound.getsockname()[1]
-        try:
-            self._app = app = http_app(self._backend, self._limits, self._access)
-            if self._loop is None:
-                self._loop = ServeLoop()
-                self._loop.start()
-            self._loop.submit(self._listen(app, bound)).result()
-        except BaseException:
-            bound.close()
-            raise
-        return port
+    def _make_connections(self, app: HttpApp) -> Connections:
+        return Connections(app, self._limits)
 
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Stop listening, let requests in progress end for `grace_s` seconds, then cancel them. Safe to repeat."""
-        app, loop, self._app = self._app, self._loop, None
-        if app is None or loop is None:
-            return
-        with suppress(TimeoutError):
-            loop.submit(self._end(grace_s)).result(grace_s + 2 * _CANCELLED_S)
-        app.close()
-        if self._is_own:
-            loop.stop()
-            self._loop = None
-
-    async def _listen(self, app: HttpApp, bound: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        connections = Connections(app, self._limits)
-        self._connections = connections.all
-        self._server = await loop.create_server(lambda: HttpConnection(connections), sock=bound, backlog=_BACKLOG)
-        self._looking = loop.create_task(self._look())
-
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            for connection in list(self._connections):
-                connection.look(loop.time())
-
-    async def _end(self, grace_s: float) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.shut_down()
-        await _until_empty(self._connections, grace_s)
-        for connection in list(self._connections):
-            connection.give_up()
-        await _until_empty(self._connections, _CANCELLED_S)
-
-
-async def _until_empty(connections: set[Any], limit_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + limit_s
-    while connections and loop.time() < until_s:
-        await asyncio.sleep(min(0.01, limit_s))
+    def _make_connection(self, connections: Connections) -> HttpConnection:
+        return HttpConnection(connections)

@@ -7,8 +7,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
-_log = logging.getLogger("cotenant.http")
+T = TypeVar("T")
+_log = logging.getLogger("cotenant.frontend")
 
 
 class LoopInbox:
@@ -31,7 +34,18 @@ class LoopInbox:
             try:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
-                _log.warning("an answer came after the HTTP server had stopped")
+                _log.warning("an answer came after the server had stopped")
+
+    def when_done(self, future: Future[T], then: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
+        """Have called on the loop, when a future is done, what its value or its error is for."""
+
+        def follow() -> None:
+            try:
+                then(future.result())
+            except Exception as error:
+                failed(error)
+
+        future.add_done_callback(lambda _: self.put(follow))
 
     def _drain(self) -> None:
         self._is_woken = False  # first: whatever is put from now on wakes again

@@ -1,0 +1,297 @@
+"""The gRPC front-end: calls of `inference.GRPCInferenceService` and `grpc.health.v1.Health` to queries of a backend.
+
+It holds no scheduling state: it decodes, submits, hears of the one end of each query and encodes. It never blocks its
+event loop: whatever can take long (control calls, compression, typed contents) runs in a thread. Messages are parsed
+here, so that a malformed one is the client's INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from cotenant.serve.frontend.admin_access import CLOSED, Access
+from cotenant.serve.frontend.call_threads import LoopThreads
+from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpack
+from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
+from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, UNIMPLEMENTED, status_fields
+from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
+from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
+from cotenant.serve.frontend.grpc_stream import StreamCall
+from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
+from cotenant.serve.frontend.load_line import LoadLine
+from cotenant.serve.frontend.loop_inbox import LoopInbox
+from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_NS, writing_ns
+from cotenant.types import ANSWERS, Outcome
+from cotenant.wire import codec_grpc
+from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
+from cotenant.wire.codec import Limits, WireRequest, bad, less_spent, shown
+from cotenant.wire.ending import Ending
+from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE, SPENT_KEY
+
+T = TypeVar("T")
+Method = Callable[["UnaryCall", Packed], None]
+
+_CONTROL_THREADS = 8
+_CODEC_THREADS = 2
+_MOST_LOADS = 32
+"""Calls that wait for a load; further ones are refused."""
+_SPENT_HEADER = SPENT_KEY.encode()
+_INFER = f"/{SERVICE}/ModelInfer".encode()
+_STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
+_UNSERVED = {
+    **{
+        f"/{SERVICE}/{kind}SharedMemory{action}": NO_SHARED_MEMORY
+        for kind in ("System", "Cuda")
+        for action in ("Status", "Register", "Unregister")
+    },
+    f"/{SERVICE}/TraceSetting": "the trace settings extension is not supported",
+    f"/{SERVICE}/LogSettings": "the logging settings extension is not supported",
+    f"/{HEALTH_SERVICE}/Watch": "Watch is not supported, call Check",
+}
+
+
+class GrpcApp:
+    """Answers calls, with two small pools of threads and a line of loads, which `close` lets go. Implements H2App."""
+
+    def __init__(self, backend: Backend, limits: Limits, access: Access) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._access = access
+        self._inbox: LoopInbox | None = None
+        self._in_progress = 0
+        self._loading = 0
+        self.loads = LoadLine(backend, "cotenant-grpc-loads")
+        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-grpc-control")
+        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-grpc-codec")
+        self._inflate_thread = LoopThreads(1, "cotenant-grpc-inflate", INFLATE_NICE)
+        self._methods = self._control_methods() | {_INFER: self._infer}
+
+    def close(self) -> None:
+        """Let the idle threads end; calls in progress are not waited for."""
+        self.loads.close()
+        self._control_threads.shutdown()
+        self._codec_threads.shutdown()
+        self._inflate_thread.shutdown()
+
+    # --- H2App ----------------------------------------------------------------------------------------------------
+
+    def opened(self, stream: H2Stream) -> Receiver | None:
+        """Find the method of a call."""
+        fields = dict(stream.headers)
+        if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            stream.refuse(((b":status", b"415"),))
+            return None
+        path = fields[b":path"]
+        method = self._methods.get(path)
+        if sum(map(len, fields)) + sum(map(len, fields.values())) > self._limits.max_header_bytes:
+            text = f"the metadata has more than {self._limits.max_header_bytes} bytes, the limit"
+            stream.refuse((*HEADERS, *status_fields(RESOURCE_EXHAUSTED, text)))
+        elif method is not None:
+            return UnaryCall(self, method, stream, fields, self._limits)
+        elif path == _STREAM:
+            return self._stream(stream, fields)
+        elif path in REFLECTION:
+            return ReflectionCall(stream, fields, self._limits)
+        else:
+            name = path.decode("latin-1")
+            sentence = _UNSERVED.get(name, f"method {shown(name)} is not served here")
+            stream.refuse((*HEADERS, *status_fields(UNIMPLEMENTED, sentence)))
+        return None
+
+    # --- infer ----------------------------------------------------------------------------------------------------
+
+    def _infer(self, call: UnaryCall, data: Packed) -> None:
+        self.take_slot(call)
+        message = parse("ModelInferRequest", data)
+        self.decode(call, message, len(data), partial(self._submit, call))
+
+    def take_slot(self, call: Call) -> None:
+        """Count a call until it is over. Raises ServeError where there are too many."""
+        if self._in_progress >= self._limits.max_concurrent_rpcs:
+            text = f"{self._limits.max_concurrent_rpcs} gRPC calls are in progress, the limit; try again later"
+            raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED))
+        self._in_progress += 1
+        call.on_finish = self._give_back
+
+    def unpacked(
+        self,
+        call: Call,
+        is_packed: bool,
+        data: Packed,
+        then: Callable[[Packed], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
+        if is_packed:
+            self.in_thread(call, partial(unpack, call.encoding, data, self._limits), then, failed, self._inflate_thread)
+        else:
+            then(data)
+
+    def decode(
+        self,
+        call: Call,
+        message: Any,
+        nbytes: int,
+        then: Callable[[WireRequest], None],
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Decode a request, at once or in a thread, and do on the loop what follows from it."""
+        if is_slow(message, nbytes):
+            self.in_thread(call, partial(codec_grpc.decode_request, message, self._limits), then, failed)
+        else:
+            then(codec_grpc.decode_request(message, self._limits))
+
+    def _submit(self, call: UnaryCall, wire: WireRequest) -> None:
+        if call.is_over:
+            return
+        if wire.request.timeout_ns is None:
+            wire = with_deadline(wire, call.timeout_s)
+        elif _SPENT_HEADER in call.fields:
+            wire = less_spent(wire, call.fields[_SPENT_HEADER].decode("latin-1"))
+        put = self.inbox.put
+
+        def done(result: InferResult) -> None:
+            put(lambda: self._ended(call, wire, result))
+
+        query = self._backend.submit(structs.replace(wire.request, arrival_ns=call.stream.arrival_ns), done)
+        if not call.is_over:
+            call.on_gone = partial(self._backend.cancel, query)
+
+    def _ended(self, call: UnaryCall, wire: WireRequest, result: InferResult) -> None:
+        """A query has ended: answer it."""
+        number = ((QUERY_KEY, str(result.query)),)
+        call.on_gone = None
+        if result.outcome not in ANSWERS:
+            call.fail_with(not_answered(result, ready=self._backend.ready()), number)
+        elif call.is_over:
+            self._backend.replied(result)
+        else:
+            encode = partial(encode_answer, self._backend, wire, result, self._backend.replied)
+            failed = partial(call.fail_with, pairs=number)
+            if writing_ns(wire, result) >= OFF_LOOP_NS:
+                self.in_thread(call, lambda: encode().SerializeToString(), call.answer, failed)
+                return
+            try:
+                call.answer(encode().SerializeToString())
+            except Exception as error:
+                failed(error)
+
+    def _give_back(self) -> None:
+        self._in_progress -= 1
+
+    def _stream(self, stream: H2Stream, fields: Mapping[bytes, bytes]) -> Receiver | None:
+        call = StreamCall(self, self._backend, stream, fields, self._limits)
+        try:
+            self.take_slot(call)
+        except ServeError as error:
+            call.fail_with(error)
+            return None
+        call.begin()
+        return call
+
+    # --- control --------------------------------------------------------------------------------------------------
+
+    def _control_methods(self) -> dict[bytes, Method]:
+        methods: dict[bytes, Method] = {
+            f"/{SERVICE}/{name}".encode(): partial(self._control, name in PROMPT, f"{name}Request", answer)
+            for name, answer in CONTROL.items()
+        }
+        for name in LOADS:
+            methods[f"/{SERVICE}/{name}".encode()] = partial(self._load, name)
+        check = partial(self._control, True, "HealthCheckRequest", health)
+        return methods | {f"/{HEALTH_SERVICE}/Check".encode(): check}
+
+    def _control(
+        self, is_prompt: bool, kind: str, answer: Callable[[Control, Any], Any], call: UnaryCall, data: Packed
+    ) -> None:
+        def work() -> bytes:
+            made: bytes = answer(self._backend, parse(kind, data)).SerializeToString()
+            return made
+
+        if is_prompt:
+            call.answer(work())
+        else:
+            self.in_thread(call, work, call.answer, threads=self._control_threads)
+
+    def _load(self, name: str, call: UnaryCall, data: Packed) -> None:
+        if self._access is Access.CLOSED:
+            raise ServeError(Status.FORBIDDEN, CLOSED)
+        if self._loading >= _MOST_LOADS:
+            text = f"{_MOST_LOADS} gRPC calls wait for loads already, the limit; try again when some have ended"
+            raise ServeError(Status.UNAVAILABLE, text)
+        future = LOADS[name](self.loads, parse(f"{name}Request", data))
+        self._loading += 1
+        call.on_finish = self._loaded
+        answer: bytes = MESSAGES[f"{name}Response"]().SerializeToString()
+        self.inbox.when_done(future, lambda _: call.answer(answer), call.fail_with)
+
+    def _loaded(self) -> None:
+        self._loading -= 1
+
+    # --- threads --------------------------------------------------------------------------------------------------
+
+    @property
+    def inbox(self) -> LoopInbox:
+        """Calls for the loop."""
+        if self._inbox is None:
+            self._inbox = LoopInbox()
+        return self._inbox
+
+    def in_thread(
+        self,
+        call: Call,
+        work: Callable[[], T],
+        then: Callable[[T], None],
+        failed: Callable[[BaseException], None] | None = None,
+        threads: LoopThreads | None = None,
+    ) -> None:
+        """Do work in a thread, and then on the loop what follows from it; errors of both are the end of the call."""
+        tell = failed or call.fail_with
+
+        def follow(value: T) -> None:
+            try:
+                then(value)
+            except Exception as error:
+                tell(error)
+
+        self.inbox.when_done((threads or self._codec_threads).submit(work), follow, tell)
+
+
+class UnaryCall(Call):
+    """A call with one request and one answer."""
+
+    def __init__(
+        self, app: GrpcApp, method: Method, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits
+    ) -> None:
+        super().__init__(stream, fields, limits)
+        self.on_gone: Callable[[], None] | None = None
+        """Called once if the call ends before its answer."""
+        self._app = app
+        self._method = method
+        self._is_taken = False
+
+    def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
+        """Begin with the only message."""
+        if self._is_taken:
+            if messages:
+                raise bad("the call has a second message, expected one")
+        elif messages:
+            self._is_taken = True
+            self.stream.release()
+            self._app.unpacked(self, *messages[0], partial(self._method, self))
+        elif is_end:
+            raise bad("the call has no message, expected one")
+
+    def is_waiting(self) -> bool:
+        """Whether the message has not come."""
+        return not self._is_taken
+
+    def withdraw(self) -> None:
+        """Cancel the query."""
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()

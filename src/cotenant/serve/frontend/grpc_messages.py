@@ -1,0 +1,45 @@
+"""Deadlines of calls as time-outs of queries, and results as response messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from cotenant.types import ANSWERS
+from cotenant.wire import codec_grpc
+from cotenant.wire.api import Infer, InferResult, ServeError, not_answered
+from cotenant.wire.codec import WireRequest
+from cotenant.wire.ending import FAILURE
+
+_DAY_S = 86_400.0
+"""A deadline beyond a day is no time-out that anyone meant."""
+
+
+def with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
+    """Take the deadline of the call as the time-out of the query."""
+    if remaining_s is None or remaining_s > _DAY_S:
+        return wire
+    request = structs.replace(wire.request, timeout_ns=max(1, int(remaining_s * 1e9)))
+    return structs.replace(wire, request=request)
+
+
+def encode_answer(
+    backend: Infer, wire: WireRequest, result: InferResult, replied: Callable[[InferResult], None] = lambda _: None
+) -> Any:
+    """Make the response message of a query, and tell `replied`, see Backend, if it was answered.
+
+    Raises ServeError when it was not, or cannot be written.
+    """
+    if result.outcome not in ANSWERS:
+        raise not_answered(result, ready=backend.ready())
+    try:
+        batched = False
+        if wire.wants_classes:
+            batched = backend.metadata(wire.request.model, wire.request.version).max_batch_size > 0
+        return codec_grpc.encode_response(wire, result, batched)
+    except ServeError as error:  # it has run: it is not for a gateway to send it again
+        raise ServeError(error.status, error.message, FAILURE) from None
+    finally:
+        replied(result)

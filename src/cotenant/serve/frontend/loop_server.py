@@ -1,0 +1,173 @@
+"""A server of one protocol on an event loop: a listening socket, and the connections that come to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from cotenant.errors import CotenantError
+from cotenant.serve.engine.loop import ServeLoop
+from cotenant.serve.frontend.admin_access import Access, access_at
+from cotenant.serve.frontend.open_connections import OpenConnections
+from cotenant.wire.api import Backend
+from cotenant.wire.codec import Limits
+
+_BACKLOG = 1024
+_LOOK_EVERY_S = 1.0
+_CANCELLED_S = 0.3
+"""Time that requests have to end once they are cancelled, when the server stops."""
+
+
+class ServedApp(Protocol):
+    """What answers the requests of all connections."""
+
+    def close(self) -> None:
+        """Let the idle threads end; requests in progress are not waited for."""
+
+
+class ServedConnection(Protocol):
+    """One connection, as its server drives it. All methods are called on the loop."""
+
+    def look(self, now_s: float) -> None:
+        """End what takes too long: called now and then, with the time of the loop."""
+
+    def shut_down(self) -> None:
+        """Answer the requests in progress, and no other."""
+
+    def give_up(self) -> None:
+        """Answer the requests in progress now, without waiting for what they asked for."""
+
+
+A = TypeVar("A", bound=ServedApp)
+C = TypeVar("C", bound=ServedConnection)
+
+
+def listen(host: str, port: int, what: str) -> socket.socket:
+    """Bind a TCP socket for one process alone (no SO_REUSEPORT); port 0 takes a free one.
+
+    Raises CotenantError that names the address and how to choose another.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise CotenantError(f"{what}: host {host!r}, port {port} is no address to listen on: {error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise CotenantError(
+            f"{what}: cannot listen on {host} port {port}: {error.strerror}; stop what uses the port or choose another "
+            "one (0 takes any free one)"
+        ) from error
+    return bound
+
+
+class LoopServer(ABC, Generic[A, C]):
+    """A server on a loop, by default one of its own. Subclasses say what is spoken."""
+
+    speaks = ""
+
+    def __init__(
+        self,
+        backend: Backend,
+        host: str,
+        port: int,
+        limits: Limits | None,
+        loop: ServeLoop | None,
+        access: Access | None,
+    ) -> None:
+        self._backend = backend
+        self._host = host
+        self._port = port
+        self._limits = limits or Limits()
+        self._access = access or access_at(host)
+        self._is_own = loop is None
+        self._loop = loop
+        self._app: A | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: set[C] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def _make_app(self) -> A: ...
+
+    @abstractmethod
+    def _make_connections(self, app: A) -> Any: ...
+
+    @abstractmethod
+    def _make_connection(self, connections: Any) -> Any: ...
+
+    def start(self) -> int:
+        """Listen and serve; return the port, which is a free one where 0 was asked for.
+
+        Raises CotenantError when the address cannot be listened on, or no thread can be started.
+        """
+        if self._app is not None:
+            raise CotenantError(f"{self.speaks}: the server has been started already")
+        bound = listen(self._host, self._port, self.speaks)
+        port: int = bound.getsockname()[1]
+        try:
+            self._app = app = self._make_app()
+            if self._loop is None:
+                self._loop = ServeLoop()
+                self._loop.start()
+            self._loop.submit(self._listen(app, bound)).result()
+        except BaseException:
+            bound.close()
+            raise
+        return port
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Stop listening, let requests in progress end for `grace_s` seconds, then cancel them. Safe to repeat."""
+        app, loop, self._app = self._app, self._loop, None
+        if app is None or loop is None:
+            return
+        with suppress(TimeoutError):
+            loop.submit(self._end(grace_s)).result(grace_s + 2 * _CANCELLED_S)
+        app.close()
+        if self._is_own:
+            loop.stop()
+            self._loop = None
+
+    async def _listen(self, app: A, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connections: OpenConnections[C] = self._make_connections(app)
+        self._connections = connections.all
+        self._server = await loop.create_server(
+            lambda: self._make_connection(connections), sock=bound, backlog=_BACKLOG
+        )
+        self._looking = loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for connection in list(self._connections):
+                connection.look(loop.time())
+
+    async def _end(self, grace_s: float) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.shut_down()
+        await _until_empty(self._connections, grace_s)
+        for connection in list(self._connections):
+            connection.give_up()
+        await _until_empty(self._connections, _CANCELLED_S)
+
+
+async def _until_empty(connections: set[Any], limit_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + limit_s
+    while connections and loop.time() < until_s:
+        await asyncio.sleep(min(0.01, limit_s))
