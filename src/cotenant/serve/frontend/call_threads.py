@@ -7,7 +7,6 @@ the process alive. A thread that cannot be started costs no call: work stays in 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from cotenant.errors import CotenantError
+from cotenant.execute.threads.lanes import be_nice
 from cotenant.shortages import start_thread
 
 T = TypeVar("T")
@@ -80,8 +80,8 @@ class LoopThreads:
                 self._started -= 1
 
     def _run(self) -> None:
-        if self._nice and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        if self._nice:
+            be_nice(self._nice)
         while True:
             work = self._work.get()
             if work is None:
