@@ -21,7 +21,7 @@ from urllib.parse import urlparse
 from cotenant.load.clients import model_path
 
 TENANT = "tiny"
-"""Whose model attackers ask for."""
+"""The tenant of the model that attackers ask for."""
 _NICE = 10
 _MIB = 1 << 20
 _TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}

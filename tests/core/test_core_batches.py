@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.batches import Batches
+from cotenant.core.batches import BegunBatches
 from cotenant.core.lifecycle import BatchState
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
@@ -19,7 +19,7 @@ def queries(count: int = 2) -> list[Query]:
 
 
 def test_a_batch_pauses_goes_on_and_ends() -> None:
-    batches = Batches()
+    batches = BegunBatches()
     batch = batches.begin(TENANT, queries())
     assert (batch.id, batch.deadline_ns, batches.known) == (0, 99, {0: batch})
     batches.launch(batch, 2)
@@ -36,7 +36,7 @@ def test_a_batch_pauses_goes_on_and_ends() -> None:
 
 
 def test_a_batch_that_all_have_left_ends_with_its_launches_or_at_once_where_it_pauses() -> None:
-    batches = Batches()
+    batches = BegunBatches()
     runs, pauses = batches.begin(TENANT, queries()), batches.begin(TENANT, queries())
     for batch in (runs, pauses):
         batches.launch(batch, 2)

@@ -12,9 +12,9 @@ from httptools import HttpParserError, HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.serve.frontend.http_chunks import ChunkedBody, ChunkError
+from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_connection import Answer, Connections, Exchange, HttpConnection
-from cotenant.serve.frontend.http_head import CHUNKED, Head, HeadError, HeadParser, parse_head
+from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser, parse_head
 from cotenant.wire.codec import Limits
 
 CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -49,7 +49,7 @@ def by_us(data: bytes, cuts: list[int]) -> bytes | None:
         left += data[begin:end]
         try:
             left = left[body.feed(left, 0) :]
-        except ChunkError:
+        except BadRequestError:
             return None
     assert not (body.is_complete and left), "bytes behind the body were sent"
     return bytes(body.body) if body.is_complete else None
@@ -89,7 +89,7 @@ def test_damaged_bodies_are_never_taken_for_more_than_llhttp_takes(
     mine = ChunkedBody(LIMIT, LIMIT)
     try:
         end = mine.feed(bytes(sent), 0)
-    except ChunkError:
+    except BadRequestError:
         SEEN["refused"] += 1
         return
     if not mine.is_complete:
@@ -154,7 +154,7 @@ def test_heads(lines: bytes, expected: Head) -> None:
     ],
 )
 def test_heads_that_are_refused(lines: bytes) -> None:
-    with pytest.raises(HeadError) as caught:
+    with pytest.raises(BadRequestError) as caught:
         parse_head(lines + b"\r\n")
     assert caught.value.status in (400, 405)
 

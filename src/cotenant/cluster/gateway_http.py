@@ -135,7 +135,7 @@ async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> w
     headers = tuple((name.lower(), value) for name, value in request.raw_headers)
     head = Head(request.method, raw_path.encode("latin-1"), headers, len(body), keeps=True, expects=False, is_old=False)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    exchange = Exchange(head, body, 0, lambda _, answer, __: answered.set_result(answer))
+    exchange = Exchange(head, body, 0, lambda _, answer: answered.set_result(answer))
     front_end.request(exchange)
     try:
         answer = await answered

@@ -67,7 +67,7 @@ class Batch:
         self.deadline_ns = min([query.deadline_ns for query in self.queries])
 
 
-class Batches:
+class BegunBatches:
     """The batches that have begun and not ended, `known` by number: each change of a state is a step of its table.
 
     `paused` has those between two decisions, in the order in which they stopped. `apart` counts sets of queries that

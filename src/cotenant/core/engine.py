@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType, structs
 from cotenant.core.accounts import Accounts
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
 from cotenant.core.admission import refusal, sizes_to_try
-from cotenant.core.batches import Batch, Batches
+from cotenant.core.batches import Batch, BegunBatches
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
     MOMENTS,
@@ -96,7 +96,7 @@ class Engine(Guarded):
         self._queues = TenantQueues()
         self._accounts = Accounts()
         self._live: dict[int, Live] = {}
-        self._batches = Batches()
+        self._batches = BegunBatches()
         self._launches = Launches(machine.mask)
         self._expiries = Expiries(policy.spec.drop)
         self._probes = Probes()
@@ -315,31 +315,30 @@ class Engine(Guarded):
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if not self._queues.suspend(event.tenant, event.reason):
             return
-        for batch in [batch for batch in self._batches.paused if batch.tenant.name == event.tenant]:
-            self._return(batch)
-            self._abandon(batch, actions)
-        for number in self._launches.of_tenant(event.tenant):
-            batch = self._batches.known[number]
-            if batch.state is BatchState.RUNNING:
-                self._return(batch)
-                self._give_up(batch, actions)
+        self._begin_anew(event.tenant, actions, running=False)
 
     def _on_tenant_changed(self, event: TenantChanged, now_ns: int, actions: list[Action]) -> None:
         name = event.tenant.name
         if name not in self._queues.known:
             raise ProtocolViolationError(f"tenant {name!r} cannot be changed: it is not there")
         self._queues.suspend(name, _CHANGED)
-        for batch in [batch for batch in self._batches.paused if batch.tenant.name == name]:
-            self._return(batch)
-            self._abandon(batch, actions)
-        for batch in [self._batches.known[number] for number in self._launches.of_tenant(name, running=True)]:
-            if batch.state is BatchState.RUNNING and not self._launches.is_ending(batch):
-                self._return(batch)
-                self._give_up(batch, actions)
+        self._begin_anew(name, actions, running=True)
         self._queues.change(event.tenant)
         for query, key in self._queues.reorder(self._key, self.predictor):
             self._live[query.id].key = key
         self._probes.forget(name)
+
+    def _begin_anew(self, tenant: str, actions: list[Action], *, running: bool) -> None:
+        """Let the queries of a tenant's batches wait again where these have paused or launches of them wait; with
+        `running`, wherever they would need another launch."""
+        for batch in [batch for batch in self._batches.paused if batch.tenant.name == tenant]:
+            self._return(batch)
+            self._abandon(batch, actions)
+        for number in self._launches.of_tenant(tenant, running=running):
+            batch = self._batches.known[number]
+            if batch.state is BatchState.RUNNING and not self._launches.is_ending(batch):
+                self._return(batch)
+                self._give_up(batch, actions)
 
     def ending(self, tenant: str) -> frozenset[int]:
         """Queries of a tenant whose launches under way are the last ones of their batches."""

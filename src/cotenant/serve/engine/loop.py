@@ -42,7 +42,7 @@ class ServeLoop:
         self._call(lambda: self._loop.remove_reader(descriptor))
 
     def stop(self) -> None:
-        """End the loop; whoever waits for it is not called any more. Safe to repeat."""
+        """End the loop; calls that wait for it are not made any more. Safe to repeat."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             if threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-"""Who may load models and read metrics: an address says whether it serves that, and to requests from where.
+"""Access to loads and metrics: an address says whether it serves them, and to requests from where.
 
 A page of any site can have a browser send requests to a server on the reader's own machine, by its address, or by a
 name of the site's that is made to stand for that address. Both are told by headers that pages cannot choose.
@@ -20,7 +20,7 @@ class Access(Enum):
     LOCAL = auto()
     """All of it, to requests for a name of this machine."""
     OPEN = auto()
-    """All of it, whatever name a request is for: who can reach the address is for others to say."""
+    """All of it, whatever name a request is for: what can reach the address is for a network policy to say."""
 
 
 CLOSED = "metrics, plan, load and unload are not served at this address: start the server with --admin-port for them"

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 
+from cotenant.serve.frontend.http_head import BadRequestError
+
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:;%b(?:=(?:%b|%b))?)*\r\n" % (_TOKEN, _TOKEN, _QUOTED))
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 _FRAME_BYTES = 20
 """What the frame of a chunk may take: its size and two ends of lines. Further bytes count as header."""
-
-
-class ChunkError(Exception):
-    """The body is malformed, or beyond a limit; `status` is that of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class ChunkedBody:
@@ -38,7 +31,7 @@ class ChunkedBody:
         self._in_trailers = False
 
     def feed(self, data: bytes | bytearray, at: int) -> int:
-        """Take bytes from position `at` on; the position of the first that is not taken. Raises ChunkError.
+        """Take bytes from position `at` on; the position of the first that is not taken. Raises BadRequestError.
 
         What is not taken belongs to the next request, or is a line that has not come whole: to be given again.
         """
@@ -79,7 +72,7 @@ class ChunkedBody:
             raise _malformed("the size of a chunk is no hexadecimal number")
         size = int(found[1], 16)
         if len(self.body) + size > self._max_body_bytes:
-            raise ChunkError(413, f"the body has more than {self._max_body_bytes} bytes, the limit")
+            raise BadRequestError(413, f"the body has more than {self._max_body_bytes} bytes, the limit")
         if size:
             self._left = size + 2
         else:
@@ -92,8 +85,8 @@ class ChunkedBody:
     def _check_extra(self, extra: int) -> None:
         if extra > self._max_extra_bytes:
             text = f"chunk extensions and trailers have more than {self._max_extra_bytes} bytes, the limit"
-            raise ChunkError(431, text)
+            raise BadRequestError(431, text)
 
 
-def _malformed(why: str) -> ChunkError:
-    return ChunkError(400, f"the body in chunks is malformed: {why}")
+def _malformed(why: str) -> BadRequestError:
+    return BadRequestError(400, f"the body in chunks is malformed: {why}")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
-from cotenant.serve.frontend.http_chunks import ChunkedBody, ChunkError
-from cotenant.serve.frontend.http_head import CHUNKED, Head, HeadError, HeadParser
+from cotenant.serve.frontend.http_chunks import ChunkedBody
+from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser
 from cotenant.serve.frontend.open_connections import OpenConnections, readable_since
 from cotenant.wire.codec import Limits
 
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class App(Protocol):
-    """What answers requests. Both methods are called on the event loop, and must be quick."""
+    """What answers requests. All methods are called on the event loop, and must be quick."""
 
     def refusal(self, head: Head) -> Answer | None:
         """The answer to a request whose body is not wanted; None where it is to be read."""
@@ -68,14 +68,14 @@ class App(Protocol):
 class Exchange:
     """One request and its one answer. `arrival_ns` is the monotonic time when its first byte could be read.
 
-    `on_gone` is called once if the client goes away, or the server ends, before the answer; then `is_over` says that
-    nobody waits for it any more.
+    `on_gone` is called once if the client goes away, or the server ends, before the answer. `is_over`: the request has
+    been answered, or its client has gone.
     """
 
     __slots__ = ("_answered", "arrival_ns", "body", "head", "is_over", "on_gone")
 
     def __init__(
-        self, head: Head, body: bytes | memoryview, arrival_ns: int, answered: Callable[[Exchange, Answer, bool], None]
+        self, head: Head, body: bytes | memoryview, arrival_ns: int, answered: Callable[[Exchange, Answer], None]
     ) -> None:
         self.head = head
         self.body = body
@@ -84,14 +84,14 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None
         self._answered = answered
 
-    def answer(self, answer: Answer, *, closes: bool = False) -> None:
-        """Send the answer, the first time; with `closes` the connection ends behind it."""
+    def answer(self, answer: Answer) -> None:
+        """Send the answer, the first time."""
         if not self.is_over:
             self.is_over, self.on_gone = True, None
-            self._answered(self, answer, closes)
+            self._answered(self, answer)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client has gone."""
         if not self.is_over:
             self.is_over = True
             gone, self.on_gone = self.on_gone, None
@@ -220,7 +220,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if self._exchange is not None or self._is_over or self._is_slow or not self._is_whole():
                     return
                 self._hand_over()
-        except (HeadError, ChunkError) as error:
+        except BadRequestError as error:
             self._write(self._app.malformed(error.status, error.message), is_last=True)
             return
         finally:
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._advance()
 
     def _is_whole(self) -> bool:
-        """Parse on; whether a request has come whole. Raises HeadError and ChunkError."""
+        """Parse on; whether a request has come whole. Raises BadRequestError."""
         if self._head is None and not self._is_head_whole():
             return False
         if self._body is not None:
@@ -257,7 +257,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         end = data.find(_END_OF_HEAD, self._searched)
         if end < 0:
             if data and not data[:1].isalpha():
-                raise HeadError(400, "the bytes received are no valid HTTP/1.1 request")
+                raise BadRequestError(400, "the bytes received are no valid HTTP/1.1 request")
             if len(data) > self._limits.max_header_bytes:
                 raise self._too_long()
             self._searched = max(0, len(data) - len(_END_OF_HEAD) + 1)
@@ -278,7 +278,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _want_body(self, head: Head) -> None:
         if head.length > self._limits.max_body_bytes:
             text = f"the body has {head.length} bytes, expected at most {self._limits.max_body_bytes}"
-            raise HeadError(413, text)
+            raise BadRequestError(413, text)
         if head.expects and (refused := self._app.refusal(head)) is not None:
             self._write(refused, is_last=True)  # what follows may be the body, at the client's choice
             return
@@ -292,8 +292,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.expects and not self._data and not self._filled:
             self._transport.write(_CONTINUE)
 
-    def _too_long(self) -> HeadError:
-        return HeadError(
+    def _too_long(self) -> BadRequestError:
+        return BadRequestError(
             431, f"request line and headers have more than {self._limits.max_header_bytes} bytes, the limit"
         )
 
@@ -309,10 +309,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _answered(self, exchange: Exchange, answer: Answer, closes: bool) -> None:
+    def _answered(self, exchange: Exchange, answer: Answer) -> None:
         exchange.body = b""
         self._exchange = None
-        self._write(answer, is_last=closes)
+        self._write(answer)
         if self._is_over:
             return
         if self._is_held:
@@ -321,7 +321,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._data:
             self._advance()
 
-    def _write(self, answer: Answer, *, is_last: bool) -> None:
+    def _write(self, answer: Answer, *, is_last: bool = False) -> None:
         """Write an answer. The next request may begin then, or the connection ends."""
         head, self._head = self._head, None
         self._body, self._chunks, self._filled, self._began_ns = None, None, 0, 0
@@ -373,18 +373,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if self._is_over or self._exchange is not None:
             return
-        taken_s = now_s - self._since_s
+        taken_s, came = now_s - self._since_s, 0
         if self._head is not None:
+            what, limit_s = "body", self._limits.max_body_s
             came = self._filled if self._body is not None else len(self._chunks.body) if self._chunks else 0
-            if taken_s > self._limits.max_body_s + came / _BYTES_PER_S:
-                text = f"the body has not come within {self._limits.max_body_s:g} s"
-                self._write(self._app.malformed(408, text), is_last=True)
         elif self._data:
-            if taken_s > self._limits.max_head_s:
-                text = f"the head of the request has not come within {self._limits.max_head_s:g} s"
-                self._write(self._app.malformed(408, text), is_last=True)
-        elif taken_s > _IDLE_S:
-            self._transport.close()
+            what, limit_s = "head of the request", self._limits.max_head_s
+        else:
+            if taken_s > _IDLE_S:
+                self._transport.close()
+            return
+        if taken_s > limit_s + came / _BYTES_PER_S:
+            self._write(self._app.malformed(408, f"the {what} has not come within {limit_s:g} s"), is_last=True)
 
     def shut_down(self) -> None:
         """Answer the request in progress, and no other."""

@@ -16,8 +16,8 @@ _KNOWN_HEADS = 1024
 _KNOWN_HEAD_BYTES = 2 << 10
 
 
-class HeadError(Exception):
-    """The bytes are no head that is answered; `status` is that of HTTP."""
+class BadRequestError(Exception):
+    """The bytes are no request that is answered, or beyond a limit; `status` is that of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class HeadParser:
         self._known: dict[bytes, Head] = {}
 
     def parse(self, data: bytes) -> Head:
-        """The head that these bytes are, up to and with the blank line that ends it. Raises HeadError."""
+        """The head that these bytes are, up to and with the blank line that ends it. Raises BadRequestError."""
         head = self._known.get(data)
         if head is None:
             head = parse_head(data)
@@ -92,7 +92,7 @@ def parse_head(data: bytes) -> Head:
         raise _no_http()
     method = parser.get_method().decode("latin-1")
     if method == "CONNECT":
-        raise HeadError(405, "method CONNECT is not allowed, expected GET or POST")
+        raise BadRequestError(405, "method CONNECT is not allowed, expected GET or POST")
     length, expects = 0, False
     for name, value in fields.headers:
         if name == b"content-length":
@@ -112,10 +112,10 @@ def _path_of(url: bytes) -> bytes:
         return path
     scheme, _, rest = path.partition(b"://")
     if scheme.lower() not in (b"http", b"https") or not rest or rest.startswith(b"["):
-        raise HeadError(400, "the target of the request is no path, expected one that begins with '/'")
+        raise BadRequestError(400, "the target of the request is no path, expected one that begins with '/'")
     slash = rest.find(b"/")
     return rest[slash:] if slash >= 0 else b"/"
 
 
-def _no_http() -> HeadError:
-    return HeadError(400, "the bytes received are no valid HTTP/1.1 request")
+def _no_http() -> BadRequestError:
+    return BadRequestError(400, "the bytes received are no valid HTTP/1.1 request")

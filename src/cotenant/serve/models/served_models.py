@@ -71,7 +71,7 @@ class ServedModel:
     is_over: bool = False
     """It is not served any more, whether or not another one is under its name."""
     successor: ServedModel | None = None
-    """Who takes its queries once it is over, but for those that are `ending` in its last launches."""
+    """The model that takes its queries once it is over, but for those that are `ending` in its last launches."""
     ending: frozenset[int] = frozenset()
     merging: Merging = SINGLE
     """Whether its queries are merged now, and how that is known."""
