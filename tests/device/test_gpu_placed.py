@@ -24,6 +24,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
 from cotenant.repository import find_versions, graphs_path, placement_path, tasks_path
+from cotenant.techniques.placement import task_profile
 from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
 from cotenant.techniques.placement.measure import placed
 from cotenant.techniques.placement.measure import tasks as measuring
@@ -67,6 +68,7 @@ def root(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "TASK_EFFORT", TINY)
     monkeypatch.setattr(placed, "_EFFORT", TINY)
+    monkeypatch.setattr(task_profile, "MOST_DISTURBANCE", 1e9)  # however busy the machine is
     monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_loops", lambda *_: PLAIN)
     made = tmp_path / "models"
     (made / "wide" / "1").mkdir(parents=True)
