@@ -136,6 +136,7 @@ class ServerSection(_Section, frozen=True):
     are served at `http_port` and `grpc_port` where `host` is a loopback address, and else not at all.
     `max_answer_mib` bounds the outputs of one launch: a query alone with more of them fails.
     `load_limit_s` bounds each step of opening, trying and measuring a model, all of which a child process does.
+    `frontends` is the number of processes that speak with clients; with 0 the process that decides does so, too.
     """
 
     host: str = "127.0.0.1"
@@ -147,6 +148,7 @@ class ServerSection(_Section, frozen=True):
     max_answer_mib: Annotated[float, Meta(gt=0, le=2047)] = 256.0
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+    frontends: Annotated[int, Meta(ge=0, le=64)] = 0
 
     @property
     def max_answer_bytes(self) -> int:

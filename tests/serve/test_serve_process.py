@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.cli import serve as serve_module
 from cotenant.repository import trace_path
+from cotenant.serve.frontend import front_ends
 from cotenant.trace import read
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
@@ -80,11 +80,11 @@ class Part:
 def test_readers_of_answers_have_the_drain_time_too(
     monkeypatch: pytest.MonkeyPatch, drain_s: float, takes_s: tuple[float, ...], graces_s: list[float]
 ) -> None:
-    monkeypatch.setattr(serve_module.time, "monotonic", lambda: Part.now_s)
+    monkeypatch.setattr(front_ends.time, "monotonic", lambda: Part.now_s)
     server, http, grpc = map(Part, takes_s)
     until_s = Part.now_s + drain_s
-    serve_module.stop_serving(server, (http, grpc), until_s)  # type: ignore[arg-type]
-    assert server.graces_s == [until_s]
+    server.stop(until_s)
+    front_ends.stop_front_ends((http, grpc), until_s)  # type: ignore[arg-type]
     assert [*http.graces_s, *grpc.graces_s] == graces_s
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from cotenant.config import ServerConfig, load_server_config
-from cotenant.core.snapshot import DropRule, Policy
+from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
 from cotenant.registry import POLICY_OF_PLANS
@@ -62,6 +62,7 @@ FLAGS = {
     "http_port": "server.http_port",
     "grpc_port": "server.grpc_port",
     "admin_port": "server.admin_port",
+    "frontends": "server.frontends",
 }
 """Keys of `cotenant.toml` that have an option of their own."""
 
@@ -162,12 +163,6 @@ def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({}))
     elif "plan.device" in chosen:
         raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: name one with --plan")
     return load_server_config(root / SERVER_FILE, chosen)
-
-
-def policy_text(policy: Policy) -> str:
-    """A policy in a few words, for tables: every table names its drop rule."""
-    spec = policy.spec
-    return f"{spec.name} (drop: {spec.drop.value}{', cautious' if spec.goes_by_margin else ''})"
 
 
 def print_json(value: object) -> None:

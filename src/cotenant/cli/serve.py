@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from cotenant.cli.options import (
-    AsJson,
-    Repository,
-    SettingsOptions,
-    Stale,
-    policy_text,
-    print_json,
-    settings_of,
-)
+from cotenant.cli.options import AsJson, Repository, SettingsOptions, Stale, print_json, settings_of
 from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
 from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
-    from cotenant.config import ServerConfig
-    from cotenant.serve.frontend.grpc_server import GrpcServer
-    from cotenant.serve.frontend.http_server import HttpServer
-    from cotenant.serve.server import Server
-    from cotenant.serve.services import OpenedPlan
-
-_TRACE_LIMIT_BYTES = 1 << 30
-_LEAST_GRACE_S = 0.7
-_REPLANNER_S = 1.0
-"""How long a stop waits for a planner at work."""
+    from cotenant.config import ServerConfig, ServerSection
 
 
 @with_records
@@ -57,6 +38,10 @@ def serve(
         int | None,
         typer.Option(help="Port of metrics and loads, over HTTP; needed where the host is no loopback address."),
     ] = None,
+    frontends: Annotated[
+        int | None,
+        typer.Option(help="Processes that speak with clients; 0: the one that decides does.", show_default="0"),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
     stale: Stale = False,
     as_json: AsJson = False,
@@ -66,139 +51,79 @@ def serve(
     With a plan, SIGHUP reads its file again and changes over without losing a query. Else SIGHUP changes nothing.
     """
     ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
-    chosen = settings.chosen(policy=policy, isolation=isolation, host=host, **ports)
+    chosen = settings.chosen(policy=policy, isolation=isolation, host=host, frontends=frontends, **ports)
     with StopSignals() as signals:  # before the libraries are loaded, which takes seconds
-        _serve(repository, chosen, signals, trace=trace, stale=stale, as_json=as_json)
+        from cotenant.repository import model_names
+        from cotenant.serve.child import prepare_process
+
+        prepare_process()
+        model_names(repository)  # says what is wrong with the path before anything is written there
+        found = settings_of(repository, chosen)
+        kind = _serve_in_processes if found.server.frontends else _serve
+        kind(repository, found, signals, trace=trace, stale=stale, as_json=as_json)
 
 
 def _serve(
-    repository: Path, chosen: dict[str, object], signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
+    repository: Path, settings: ServerConfig, signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
 ) -> None:
-    from cotenant.execute.gpu.queues import use_all_queues
+    """Serve from this process alone."""
+    from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
+    from cotenant.serve.serving import Serving
 
-    use_all_queues(os.environ)
-
-    from cotenant.execute.layout import device_cores, lanes_of
-    from cotenant.execute.sched_slice import SHORT_NS, set_slice
-    from cotenant.log import log_to_stderr
-    from cotenant.measure.group_models import resolved
-    from cotenant.repository import model_names, trace_path
-    from cotenant.serve.engine.awake import keep_awake
-    from cotenant.serve.engine.loop import ServeLoop
-    from cotenant.serve.frontend.admin_access import Access, access_at, is_local
-    from cotenant.serve.frontend.grpc_server import GrpcServer
-    from cotenant.serve.frontend.http_server import HttpServer
-    from cotenant.serve.recorder import Recorder
-    from cotenant.serve.server import Server
-    from cotenant.serve.services import plan_files
-    from cotenant.wire.codec import Limits
-
-    log_to_stderr()
-    os.umask(os.umask(0) | 0o077)  # traces tell of all tenants, and copies of models are theirs
-    set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
-    model_names(repository)  # says what is wrong with the path before anything is written there
-    settings = settings_of(repository, chosen)
     section = settings.server
-    laid = _laid_out(settings, repository, stale=stale)
-    policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
-    settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
-    loop = ServeLoop()
-    loop.start()
-    server = Server(repository, settings, plan=laid.lanes if laid else None, readers=loop)
-    replanner = plan_files().follow(server, laid, settings.plan, stale=stale) if laid else None
-    limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
-    access = access_at(section.host) if section.admin_port is None else Access.CLOSED
-    front_ends: dict[str, HttpServer | GrpcServer] = {
-        "http_port": HttpServer(server, section.host, section.http_port, limits, loop, access),
-        "grpc_port": GrpcServer(server, section.host, section.grpc_port, limits, loop, access),
-    }
-    admin = section.admin_host or section.host
-    if section.admin_port is not None:
-        open_to = Access.LOCAL if is_local(admin) else Access.OPEN
-        front_ends["admin_port"] = HttpServer(server, admin, section.admin_port, limits, loop, open_to)
-    recorder: Recorder | None = None
-
-    def close_trace() -> None:
-        if recorder is not None:
-            recorder.close()
-
-    signals.guard(section.drain_s, server.cancel_loads, close_trace)
-    signals.on_hangup = _tell_hangup if replanner is None else replanner.reload
-    awake = keep_awake()
+    serving = Serving(repository, settings, stale=stale)
+    servers = front_ends(serving.server, section, serving.loop)
+    signals.guard(section.drain_s, serving.server.cancel_loads, serving.close_trace)
+    signals.on_hangup = serving.hang_up
     try:
-        ports = {name: each.start() for name, each in front_ends.items()}
-        if trace:  # once the ports are ours: a second server must not take the trace away from the first
-            recorder = Recorder(
-                trace_path(repository), server.policy, server.machine, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
-            )
-        server.start(*[each for each in (recorder, replanner, awake) if each is not None])
+        ports = {name: each.start() for name, each in servers.items()}
+        serving.start(records=trace)  # once the ports are ours: a second server must not take the trace from the first
         if signals.stopped.is_set():
             return
-        if replanner is not None:
-            replanner.start()
-        ready = {"host": section.host, **ports, "policy": policy_text(server.policy)}
-        if laid is not None:
-            ready["plan"] = {"file": settings.plan.file, "device": settings.plan.device}
-        index = server.index(ready_only=False)
-        states: dict[str, str] = {}
-        for entry in index:  # a model is ready where one of its versions is
-            states[entry.name] = entry.state if states.get(entry.name) != "READY" else "READY"
-        ready["models"] = states
-        if as_json:
-            print_json(ready)
-        else:
-            served = sum(state == "READY" for state in states.values())
-            print(
-                f"Serving {served} of {len(states)} models under {ready['policy']}: "
-                f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
-                + (f", metrics and loads on {admin}:{ports['admin_port']}" if "admin_port" in ports else "")
-            )
-        _flush()
+        serving.follow_plan()
+        _say_ready(section, ports, serving.told(), as_json=as_json)
         signals.stopped.wait()
     finally:
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
-        if replanner is not None:
-            replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
-        have_ended = stop_serving(server, tuple(front_ends.values()), until_s)
-        loop.stop()
-        close_trace()
-        if awake:
-            awake.close()
+        have_ended = serving.stop(until_s)
+        stop_front_ends(servers.values(), until_s)
+        serving.close()
         if signals.stopped.is_set() and not have_ended:  # a thread still computes, and libraries would abort below it
             _flush()
             os._exit(0)
 
 
-def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], until_s: float) -> bool:
-    """Drain the server until `until_s` of the monotonic clock. The front-ends' readers have their answers until then,
-    and for _LEAST_GRACE_S at least. Says whether all launches have ended."""
-    have_ended = server.stop(until_s)
-    grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
-    stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in front_ends]
-    for thread in stopping:
-        thread.start()
-    for thread in stopping:
-        thread.join()
-    return have_ended
+def _serve_in_processes(
+    repository: Path, settings: ServerConfig, signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
+) -> None:
+    """Serve from an engine process, with front-ends in processes of their own."""
+    from cotenant.serve.processes import ServerProcesses
+
+    section = settings.server
+    processes = ServerProcesses(repository, settings, frontends=section.frontends, records=trace, stale=stale)
+
+    def stop() -> None:
+        assert signals.until_s is not None
+        processes.wake(signals.until_s)
+
+    signals.guard(section.drain_s, stop, processes.kill)
+    signals.on_hangup = processes.wake
+    processes.run(lambda: _say_ready(section, processes.ports, processes.told, as_json=as_json))
 
 
-def _tell_hangup() -> None:
-    import logging
-
-    logging.getLogger("cotenant.server").info(
-        "SIGHUP: there is nothing to read again, as no plan is served; models are loaded anew through the API"
-    )
-
-
-def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> OpenedPlan | None:
-    """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
-    from cotenant.execute.layout import cores_alone
-    from cotenant.serve.services import plan_files
-
-    if settings.plan.file is None:
-        return None
-    cores = cores_alone(settings.device, "plans are served")
-    return plan_files().open(settings.plan, cores, repository, stale=stale)
+def _say_ready(section: ServerSection, ports: Mapping[str, int], told: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"host": section.host, **ports, **told})
+    else:
+        states = told["models"]
+        served = sum(state == "READY" for state in states.values())
+        admin = section.admin_host or section.host
+        print(
+            f"Serving {served} of {len(states)} models under {told['policy']}: "
+            f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
+            + (f", metrics and loads on {admin}:{ports['admin_port']}" if "admin_port" in ports else "")
+        )
+    _flush()
 
 
 def _flush() -> None:

@@ -18,7 +18,6 @@ from cotenant.cli.options import (
     SettingsOptions,
     Stale,
     a_number,
-    policy_text,
     print_json,
     settings_of,
 )
@@ -84,7 +83,7 @@ def simulate(
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.group_models import group_models, resolved_by
     from cotenant.metrics import summarise, to_json
-    from cotenant.policies.registry import policy_class, takes_rounds
+    from cotenant.policies.registry import policy_class, policy_text, takes_rounds
     from cotenant.profile.profile_file import load_profile
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table

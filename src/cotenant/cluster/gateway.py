@@ -107,7 +107,7 @@ class Gateway:
         from cotenant.cluster.gateway_http import http_app
         from cotenant.cluster.links import NodeLink
         from cotenant.errors import CotenantError
-        from cotenant.serve.frontend.loop_server import listen
+        from cotenant.serve.listening import listen
         from cotenant.wire.codec import Limits
 
         forwarder = Forwarder(NodeLink)

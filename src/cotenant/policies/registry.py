@@ -122,3 +122,9 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise ConfigError(f"{where}: policy_options cannot be used ({error}): was the file changed?") from None
     return make_policy(name, own, lanes, plans, where)
+
+
+def policy_text(policy: Policy) -> str:
+    """A policy in a few words, for tables: every table names its drop rule."""
+    spec = policy.spec
+    return f"{spec.name} (drop: {spec.drop.value}{', cautious' if spec.goes_by_margin else ''})"

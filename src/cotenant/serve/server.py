@@ -37,6 +37,7 @@ from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
 from cotenant.repository import UnknownModelError, application_names, is_application, model_names
+from cotenant.serve.directory import Directory
 from cotenant.serve.engine.clock import Clock, RealClock
 from cotenant.serve.engine.counters import Counters
 from cotenant.serve.engine.driver import Driver, Observer
@@ -101,7 +102,7 @@ class Server:
         self.beliefs = OnlineModel.under(self.policy)
         self.losses = LossAccount(self.beliefs.predictor, self.lanes)
         self.counters.leading_cause = self.losses.leading
-        self._replies = Replies(self.clock, self.counters, self.beliefs)
+        self._replies = Replies(self.counters, self.beliefs)
         self._executor = open_executor(settings.device, self.policy.spec.shares, settings.server.max_answer_bytes)
         self._executor.readers = readers
         self.names = NameTable(self.root, self.ready, self._executor)
@@ -149,6 +150,7 @@ class Server:
             for service in self.services:
                 service.ready()
             self._is_ready = True
+        self.names.on_change()
         index = self.index(ready_only=False)
         ready = {entry.name for entry in index if entry.state == "READY"}
         _log.info("ready: %d of %d models", len(ready), len({entry.name for entry in index}))
@@ -169,6 +171,7 @@ class Server:
         self.cancel_loads()
         with self._adding:
             self._is_ready = False
+        self.names.on_change()
         self.opener.loader.close()
         for service in self.services:
             service.close(until_s)
@@ -280,8 +283,17 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
-        if (late := self._replies.written(result, learns=self.policy.spec.cautious)) is not None:
+        self.replied_at(result.query, result.ended_ns, self.clock.now_ns())
+
+    def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
+        """An answer was handed to its connection. Times are of the server's clock; `ended_ns` is 0 where it is not
+        known when the query had ended."""
+        if (late := self._replies.written(query, ended_ns, at_ns, learns=self.policy.spec.cautious)) is not None:
             self.driver.post(late)
+
+    def directory(self) -> Directory:
+        """What front-ends in processes of their own know of all names."""
+        return self.names.directory()
 
     def metrics(self) -> bytes:
         """See Backend."""

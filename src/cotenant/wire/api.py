@@ -113,6 +113,8 @@ class InferResult(Struct, frozen=True, gc=False):
     """Set for all but ANSWERED and LATE."""
     ended_ns: int = 0
     """When it ended, by the server's clock; 0 where nobody looks at it."""
+    refusal: ServeError | None = None
+    """What `submit` would have raised, where the request was refused after it had returned: it is no query."""
 
 
 _STATUS_OF = {
@@ -130,6 +132,8 @@ def unanswered(outcome: Outcome, query: int, version: str, reason: str) -> Infer
 
 def not_answered(result: InferResult, *, ready: bool) -> ServeError:
     """The error that tells a client of a query without an answer; a server that is not `ready` says UNSERVED."""
+    if result.refusal is not None:
+        return result.refusal
     ending = _UNSERVED if result.outcome is Outcome.REJECTED and not ready else Ending(result.outcome)
     reason = result.reason or f"the query was {result.outcome}"
     return ServeError(result.status or Status.INTERNAL, reason, ending)

@@ -30,8 +30,9 @@ _KEPT_BYTES = 1 << 20
 _CALM_WRITES = 16
 """So many writes in a row, each of which needs less than a quarter of the reserved pages, give the rest back."""
 _ALIGNMENT = 64
+OBJECTS = "O"
+"""The dtype of a tensor of BYTES."""
 _PLAIN_KINDS = "biufc"
-_OBJECTS = "O"
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """An extension of numpy, which calls it two bytes of anything."""
 _KEPT_FORMS = 32
@@ -96,24 +97,24 @@ class SharedBuffer:
         at = 0
         for name, pieces in tensors.items():
             first = pieces[0]
-            if first.dtype.kind in _PLAIN_KINDS or first.dtype == _BFLOAT16:
+            if (dtype := dtype_name(first.dtype)) != OBJECTS:
                 shape = _form(pieces)[1]
                 size = math.prod(shape) * first.dtype.itemsize
-                layouts.append(TensorLayout(name, _name(first.dtype), shape, at, size))
+                layouts.append(TensorLayout(name, dtype, shape, at, size))
                 contents.append(pieces)
             else:
                 whole = joined(pieces)
-                packed = _pack(whole)
-                layouts.append(TensorLayout(name, _OBJECTS, whole.shape, at, len(packed)))
+                packed = pack(whole)
+                layouts.append(TensorLayout(name, OBJECTS, whole.shape, at, len(packed)))
                 contents.append(packed)
             at += -(-layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
         memory = self._room(max(at, 1))
         targets: list[Any] = []
         for layout, content in zip(layouts, contents, strict=True):
-            if layout.dtype == _OBJECTS:
+            if layout.dtype == OBJECTS:
                 memory[layout.offset : layout.offset + layout.nbytes] = content
                 continue
-            target: Any = np.ndarray(layout.shape, _dtype(layout.dtype), memory, layout.offset)
+            target: Any = np.ndarray(layout.shape, dtype_of(layout.dtype), memory, layout.offset)
             _fill(target, content)
             targets.append(target)
         if len(targets) == len(form):
@@ -132,7 +133,7 @@ class SharedBuffer:
         if views is None:
             memory = self._mapped(max(layout.offset + layout.nbytes for layout in layouts))
             views = {layout.name: _read(memory, layout) for layout in layouts}
-            if all(layout.dtype != _OBJECTS for layout in layouts):
+            if all(layout.dtype != OBJECTS for layout in layouts):
                 _keep(self._seen, layouts, views)
         return copied(views) if copy else dict(views)
 
@@ -213,28 +214,34 @@ def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 def _read(memory: mmap.mmap, layout: TensorLayout) -> Any:
     """A view of numbers, an array of BYTES."""
-    if layout.dtype == _OBJECTS:
-        return _unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)
-    dtype = _dtype(layout.dtype)
+    if layout.dtype == OBJECTS:
+        return unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)
+    dtype = dtype_of(layout.dtype)
     if math.prod(layout.shape) * dtype.itemsize != layout.nbytes:
         raise SharedMemoryError(f"tensor {layout.name!r} of shape {layout.shape} does not take {layout.nbytes} bytes")
     return np.ndarray(layout.shape, dtype, memory, layout.offset)
 
 
-def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name if dtype == _BFLOAT16 else dtype.str
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype as TensorLayout has it."""
+    if dtype.kind in _PLAIN_KINDS:
+        return dtype.str
+    return dtype.name if dtype == _BFLOAT16 else OBJECTS
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of a tensor of numbers, by that name."""
     return _BFLOAT16 if name == _BFLOAT16.name else np.dtype(name)
 
 
-def _pack(array: Any) -> bytes:
+def pack(array: Any) -> bytes:
+    """A tensor of BYTES as TensorLayout has it; text is UTF-8."""
     items = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel()]
     return np.fromiter(map(len, items), np.int64, len(items)).tobytes() + b"".join(items)
 
 
-def _unpack(data: bytes, shape: tuple[int, ...]) -> Any:
+def unpack(data: bytes, shape: tuple[int, ...]) -> Any:
+    """A tensor of BYTES from what `pack` made of it."""
     count = math.prod(shape)
     ends = np.cumsum(np.frombuffer(data, np.int64, count)) + 8 * count
     array = np.empty(count, np.object_)

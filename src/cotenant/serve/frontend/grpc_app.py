@@ -163,7 +163,7 @@ class GrpcApp:
 
     def _ended(self, call: UnaryCall, wire: WireRequest, result: InferResult) -> None:
         """A query has ended: answer it."""
-        number = ((QUERY_KEY, str(result.query)),)
+        number = () if result.refusal else ((QUERY_KEY, str(result.query)),)
         call.on_gone = None
         if result.outcome not in ANSWERS:
             call.fail_with(not_answered(result, ready=self._backend.ready()), number)

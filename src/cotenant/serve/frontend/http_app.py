@@ -204,6 +204,8 @@ class HttpApp:
     ) -> None:
         """A query has ended: answer it."""
         try:
+            if result.refusal is not None:
+                raise result.refusal
             number = _QUERY_LINE % result.query
             if result.outcome not in ANSWERS:
                 end = not_answered(result, ready=self._backend.ready())

@@ -12,10 +12,10 @@ from cotenant.errors import CotenantError
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.admin_access import Access, access_at
 from cotenant.serve.frontend.open_connections import OpenConnections
+from cotenant.serve.listening import BACKLOG, listen
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
-_BACKLOG = 1024
 _LOOK_EVERY_S = 1.0
 _CANCELLED_S = 0.3
 """Time that requests have to end once they are cancelled, when the server stops."""
@@ -43,31 +43,6 @@ class ServedConnection(Protocol):
 
 A = TypeVar("A", bound=ServedApp)
 C = TypeVar("C", bound=ServedConnection)
-
-
-def listen(host: str, port: int, what: str) -> socket.socket:
-    """Bind a TCP socket for one process alone (no SO_REUSEPORT); port 0 takes a free one.
-
-    Raises CotenantError that names the address and how to choose another.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise CotenantError(f"{what}: host {host!r}, port {port} is no address to listen on: {error}") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise CotenantError(
-            f"{what}: cannot listen on {host} port {port}: {error.strerror}; stop what uses the port or choose another "
-            "one (0 takes any free one)"
-        ) from error
-    return bound
 
 
 class LoopServer(ABC, Generic[A, C]):
@@ -105,14 +80,16 @@ class LoopServer(ABC, Generic[A, C]):
     @abstractmethod
     def _make_connection(self, connections: Any) -> Any: ...
 
-    def start(self) -> int:
+    def start(self, listening: socket.socket | None = None) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
+
+        With a socket that listens already, that is taken, and the address only says what is served there.
 
         Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
         if self._app is not None:
             raise CotenantError(f"{self.speaks}: the server has been started already")
-        bound = listen(self._host, self._port, self.speaks)
+        bound = listening or listen(self._host, self._port, self.speaks)
         port: int = bound.getsockname()[1]
         try:
             self._app = app = self._make_app()
@@ -141,9 +118,7 @@ class LoopServer(ABC, Generic[A, C]):
         loop = asyncio.get_running_loop()
         connections: OpenConnections[C] = self._make_connections(app)
         self._connections = connections.all
-        self._server = await loop.create_server(
-            lambda: self._make_connection(connections), sock=bound, backlog=_BACKLOG
-        )
+        self._server = await loop.create_server(lambda: self._make_connection(connections), sock=bound, backlog=BACKLOG)
         self._looking = loop.create_task(self._look())
 
     async def _look(self) -> None:

@@ -13,6 +13,7 @@ from cotenant.execute.protocol import ModelExecutor
 from cotenant.repository import within
 from cotenant.repository.application_form import VERSION
 from cotenant.repository.application_spec import ApplicationSpec, read_application
+from cotenant.serve.directory import Directory, Front, NameState, look_up
 from cotenant.serve.models.served_application import ServedApplication, fit
 from cotenant.serve.models.served_models import ServedModel
 from cotenant.wire.api import IndexEntry, ServeError, Status
@@ -40,6 +41,12 @@ class NameEntry:
     tenant: str | None = None
 
     @property
+    def fronts(self) -> Mapping[str, Served]:
+        """What serves the name, by version; the default one is under "" too."""
+        application = self.application
+        return self.versions if application is None else {"": application, VERSION: application}
+
+    @property
     def is_served(self) -> bool:
         """Whether a model or an application serves the name."""
         return bool(self.versions) or self.application is not None
@@ -57,13 +64,15 @@ class NameTable:
     """One entry a name; entries are replaced as a whole, so that every reader sees one state of a name.
 
     Readers are on any thread. Everything that changes an entry is called under the server's lock of loading.
-    `is_open` tells whether queries are accepted. `executor` tells why tenants cannot be served.
+    `is_open` tells whether queries are accepted. `executor` tells why tenants cannot be served. `on_change` is called
+    when an entry has changed.
     """
 
     def __init__(self, root: Path, is_open: Callable[[], bool], executor: ModelExecutor) -> None:
         self._root = root
         self._is_open = is_open
         self._executor = executor
+        self.on_change: Callable[[], None] = lambda: None
         self._entries: dict[str, NameEntry] = {}
         self._shares_ns: Mapping[str, Mapping[str, int]] = {}
 
@@ -75,24 +84,19 @@ class NameTable:
 
     def find(self, name: str, version: str) -> Served:
         """What serves a name. Raises ServeError: NOT_FOUND for what is unknown, UNAVAILABLE with the reason."""
-        entry = self._entries.get(name)
-        if entry is None or not entry.is_served:
-            if not self._is_open():
-                raise ServeError(Status.UNAVAILABLE, f"model {name!r}: the server is starting or shutting down")
-            if entry is not None:
-                raise ServeError(Status.UNAVAILABLE, f"model {name!r} is not served: {entry.reason}")
-            raise ServeError(Status.NOT_FOUND, f"model {name!r} is unknown; 'v2/repository/index' lists the models")
-        if entry.application is not None:
-            if version not in ("", VERSION):
-                raise ServeError(Status.NOT_FOUND, f"model {name!r} has no version {version!r}; it has {VERSION}")
-            return entry.application
-        served = entry.versions.get(version)
-        if served is None and (reason := entry.unserved.get(version)):
-            raise ServeError(Status.UNAVAILABLE, f"model {name!r} version {version} is not served: {reason}")
-        if served is None:
-            known = ", ".join(each for each in entry.versions if each)
-            raise ServeError(Status.NOT_FOUND, f"model {name!r} has no version {version!r}; it has {known}")
-        return served
+        return look_up(self._entries.get(name), name, version, is_open=self._is_open())
+
+    def directory(self) -> Directory:
+        """What front-ends know of all names."""
+        names = {
+            name: NameState(
+                {version: Front(each.metadata, self.problem_of(each)) for version, each in entry.fronts.items()},
+                dict(entry.unserved),
+                entry.reason,
+            )
+            for name, entry in list(self._entries.items())
+        }
+        return Directory(self._is_open(), names)
 
     def stage_model(self, name: str) -> ServedModel:
         """The default version of a model. Raises ServeError (UNAVAILABLE) with the reason when it is not served."""
@@ -159,12 +163,12 @@ class NameTable:
 
     def put_model(self, name: str, versions: Mapping[str, ServedModel], unserved: Mapping[str, str]) -> None:
         """Let a model serve a name."""
-        self._entries[name] = NameEntry(versions, unserved, tenant=versions[""].tenant.name)
+        self._set(name, NameEntry(versions, unserved, tenant=versions[""].tenant.name))
 
     def put_application(self, spec: ApplicationSpec, made: ServedApplication) -> None:
         """Let an application serve a name."""
         before = self._entries.get(spec.name)
-        self._entries[spec.name] = NameEntry(spec=spec, application=made)
+        self._set(spec.name, NameEntry(spec=spec, application=made))
         if before is None or before.application is None:
             slo_ms = spec.slo_ns / NS_PER_MS
             _log.info("application %r is served: slo %g ms, stages %s", spec.name, slo_ms, spec.stages_text)
@@ -173,7 +177,7 @@ class NameTable:
         """A model goes on, and this is why further versions of it are not served."""
         entry = self._entries.get(name)
         if entry is not None and entry.versions:
-            self._entries[name] = replace(entry, unserved=unserved)
+            self._set(name, replace(entry, unserved=unserved))
 
     def refuse(self, name: str, error: object, spec: ApplicationSpec | None = None) -> str:
         """A load has failed: an entry that serves something stays as it is, another one gets the reason, and what is
@@ -182,14 +186,18 @@ class NameTable:
         entry, told = self.get(name), within(self._root, error)
         if not entry.is_served:
             tenant = entry.tenant or (None if spec is not None else name)
-            self._entries[name] = NameEntry(spec=spec, reason=told, tenant=tenant)
+            self._set(name, NameEntry(spec=spec, reason=told, tenant=tenant))
         return told
 
     def take(self, name: str, reason: str) -> NameEntry:
         """Let nothing serve a name, for a reason. Gives what it was before."""
         before = self.get(name)
-        self._entries[name] = NameEntry(reason=reason, tenant=before.tenant)
+        self._set(name, NameEntry(reason=reason, tenant=before.tenant))
         return before
+
+    def _set(self, name: str, entry: NameEntry) -> None:
+        self._entries[name] = entry
+        self.on_change()
 
     # --- applications ---------------------------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ class NameTable:
                 told = within(self._root, error)
                 if told != entry.reason:
                     _log.warning("application %r is not served: %s", name, error)
-                self._entries[name] = NameEntry(spec=entry.spec, reason=told)
+                self._set(name, NameEntry(spec=entry.spec, reason=told))
 
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
         """Deadlines of stages are the ends of these shares from now on: nanoseconds by application and stage.

@@ -1,0 +1,52 @@
+"""The front-ends of a server, as its settings say: HTTP, gRPC, and HTTP for the administration where it has a port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cotenant.config import ServerSection
+from cotenant.serve.engine.loop import ServeLoop
+from cotenant.serve.frontend.admin_access import Access, access_at, is_local
+from cotenant.serve.frontend.grpc_server import GrpcServer
+from cotenant.serve.frontend.http_server import HttpServer
+from cotenant.wire.api import Backend
+from cotenant.wire.codec import Limits
+
+_LEAST_GRACE_S = 0.7
+"""Time that clients have at least to read their answers when the server stops."""
+
+
+def front_ends(
+    backend: Backend, section: ServerSection, loop: ServeLoop, processes: int = 1
+) -> dict[str, HttpServer | GrpcServer]:
+    """The servers of a backend on a loop, by the settings that name their ports; one of so many `processes`, which have
+    the connections together."""
+    usual = Limits()
+    limits = replace(
+        usual,
+        max_body_bytes=int(section.max_body_mib * (1 << 20)),
+        max_connections=-(-usual.max_connections // processes),
+    )
+    access = access_at(section.host) if section.admin_port is None else Access.CLOSED
+    found: dict[str, HttpServer | GrpcServer] = {
+        "http_port": HttpServer(backend, section.host, section.http_port, limits, loop, access),
+        "grpc_port": GrpcServer(backend, section.host, section.grpc_port, limits, loop, access),
+    }
+    if section.admin_port is not None:
+        host = section.admin_host or section.host
+        open_to = Access.LOCAL if is_local(host) else Access.OPEN
+        found["admin_port"] = HttpServer(backend, host, section.admin_port, limits, loop, open_to)
+    return found
+
+
+def stop_front_ends(servers: Iterable[HttpServer | GrpcServer], until_s: float) -> None:
+    """Stop them all. Clients may read their answers until `until_s` of the monotonic clock, and for _LEAST_GRACE_S."""
+    grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
+    stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in servers]
+    for thread in stopping:
+        thread.start()
+    for thread in stopping:
+        thread.join()

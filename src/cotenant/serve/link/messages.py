@@ -1,0 +1,108 @@
+"""What front-end processes and the engine process of a server say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from cotenant.serve.directory import Directory
+from cotenant.serve.link.arena import Place
+from cotenant.types import Cause, Outcome
+from cotenant.wire.api import IndexEntry, ModelStatistics, ServeError, Status
+from cotenant.wire.ending import Ending
+
+
+class Ask(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: a query, with its inputs at a place of the front-end's arena. `ref` names it on this link."""
+
+    ref: int
+    model: str
+    version: str
+    inputs: Place
+    outputs: tuple[str, ...] = ()
+    priority: int = 0
+    timeout_ns: int | None = None
+    arrival_ns: int = 0
+
+
+class Withdraw(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: the client of a query has gone."""
+
+    ref: int
+
+
+class Replied(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: an answer was handed to its connection, at this monotonic time."""
+
+    query: int
+    ended_ns: int
+    at_ns: int
+
+
+class Call(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: a method of `Control`, with its arguments."""
+
+    ref: int
+    method: str
+    words: tuple[Any, ...] = ()
+
+
+class Ended(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To a front-end: how a query ended, with its outputs at a place of the engine's arena."""
+
+    ref: int
+    outcome: Outcome
+    query: int
+    version: str
+    outputs: Place
+    reason: str = ""
+    ended_ns: int = 0
+
+
+class Failed(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To a front-end: a query or a call was refused."""
+
+    ref: int
+    status: str
+    message: str
+    outcome: Outcome
+    cause: Cause | None = None
+
+    @classmethod
+    def of(cls, ref: int, error: ServeError) -> Failed:
+        """As it crosses the link."""
+        return cls(ref, error.status.name, error.message, error.ending.outcome, error.ending.cause)
+
+    @property
+    def error(self) -> ServeError:
+        """As it was raised."""
+        return ServeError(Status[self.status], self.message, Ending(self.outcome, self.cause))
+
+
+class Value(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To a front-end: what a call gives, as `RETURNS` says."""
+
+    ref: int
+    value: msgspec.Raw
+
+
+class Freed(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the writer of an arena: nothing looks into these blocks any more."""
+
+    blocks: list[int]
+
+
+ToEngine = Ask | Withdraw | Replied | Call | Freed
+ToFrontend = Ended | Failed | Value | Freed | Directory
+RETURNS: dict[str, Any] = {
+    "config": dict[str, Any],
+    "statistics": tuple[ModelStatistics, ...],
+    "index": tuple[IndexEntry, ...],
+    "load": None,
+    "unload": None,
+    "metrics": bytes,
+    "plan": dict[str, Any],
+}
+"""The calls, and the types of what they give."""

@@ -1,0 +1,320 @@
+"""The processes of a server: an engine and its front-ends, started, looked after and stopped by one that does no work.
+
+The sockets that clients connect to, and the one where front-ends find the engine, belong to the process that looks
+after the others: whichever of these dies is replaced, and no connection is refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from cotenant.config import ServerConfig
+from cotenant.errors import CotenantError
+from cotenant.execute.worker.process import ChildProcess
+from cotenant.serve.listening import BACKLOG, listen
+
+ENGINE = "engine"
+FRONTEND_NICE = 7
+"""Of front-ends: behind the lanes that run models (`execute.registry.LANE_NICE`)."""
+_MOST_BYTES = 1 << 20
+_SETTLED_S = 30.0
+"""A process that has lived so long counts as one that can live."""
+_PAUSES_S = (0.0, 0.2, 1.0, 5.0)
+"""Before a process is started again, by how often in a row it has been lost."""
+_END_S = 1.0
+"""Time beyond the end of a stop that processes have to end."""
+_log = logging.getLogger("cotenant.server")
+
+
+class Start(Struct, frozen=True, tag=True):
+    """To a process, first, with its sockets: what it is to do."""
+
+    repository: str
+    settings: ServerConfig
+    path: str
+    """Of the socket where front-ends find the engine."""
+    records: bool = True
+    stale: bool = False
+    frontends: int = 1
+    has_admin: bool = False
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """To a process: end what is under way until this time of the monotonic clock."""
+
+    until_s: float
+
+
+class HangUp(Struct, frozen=True, tag=True):
+    """To the engine: SIGHUP was heard."""
+
+
+class Up(Struct, frozen=True, tag=True):
+    """From a process: it serves. The engine tells what it serves."""
+
+    told: dict[str, Any] = {}
+
+
+class Unable(Struct, frozen=True, tag=True):
+    """From a process: it cannot serve, for this reason."""
+
+    reason: str
+
+
+class Control:
+    """One end of the channel between a process and the one that looks after it. Messages keep their bounds."""
+
+    def __init__(self, bound: socket.socket) -> None:
+        self._socket = bound
+        self._decode = msgspec.json.Decoder(Start | Stop | HangUp | Up | Unable).decode
+        self.descriptors: list[int] = []
+        """Those that came with the last message."""
+
+    @classmethod
+    def pair(cls) -> tuple[Control, socket.socket]:
+        """A channel, and the socket of its other end."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), theirs
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send a message; a process that has gone is found out elsewhere."""
+        try:
+            socket.send_fds(self._socket, [msgspec.json.encode(message)], descriptors)
+        except OSError as error:
+            _log.debug("a process of the server cannot be told: %s", error)
+
+    def receive(self) -> Start | Stop | HangUp | Up | Unable | None:
+        """The next message, waited for; None where the other end has gone."""
+        try:
+            data, self.descriptors, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 8)
+        except OSError:
+            return None
+        return self._decode(data) if data else None
+
+    def close(self) -> None:
+        """Let go of this end."""
+        self._socket.close()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A process that is looked after."""
+
+    name: str
+    module: str
+    nice: int
+    process: ChildProcess | None = None
+    control: Control | None = None
+    is_up: bool = False
+    began_s: float = 0.0
+    losses: int = 0
+    due_s: float | None = None
+    """When it is to be started again."""
+    sockets: list[socket.socket] = field(default_factory=list)
+
+
+class ServerProcesses:
+    """An engine and `frontends` processes that answer clients for it. All methods but `wake` are for one thread, which
+    has to live as long as they.
+
+    `ports` are those of "http_port", "grpc_port" and, where there is one, "admin_port". Raises CotenantError when an
+    address cannot be listened on.
+    """
+
+    def __init__(self, repository: Path, settings: ServerConfig, *, frontends: int, records: bool, stale: bool) -> None:
+        section = settings.server
+        self.ports: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
+        """What the engine serves, since it is up."""
+        self._clients: list[socket.socket] = []
+        self._folder = tempfile.mkdtemp(prefix="cotenant-")
+        self._woken, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._stop_s: float | None = None
+        self._hangs_up = False
+        wanted = [("http_port", section.host, section.http_port), ("grpc_port", section.host, section.grpc_port)]
+        if section.admin_port is not None:
+            wanted.append(("admin_port", section.admin_host or section.host, section.admin_port))
+        try:
+            for name, host, port in wanted:
+                bound = listen(host, port, {"http_port": "HTTP", "grpc_port": "gRPC"}.get(name, "administration"))
+                self._clients.append(bound)
+                self.ports[name] = bound.getsockname()[1]
+            path = os.path.join(self._folder, "engine")
+            self._engine_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._clients.append(self._engine_socket)
+            self._engine_socket.bind(path)
+            self._engine_socket.listen(BACKLOG)
+        except BaseException:
+            self._let_go()
+            raise
+        self._start = Start(
+            str(repository), settings, path, records, stale, frontends, has_admin=section.admin_port is not None
+        )
+        engine = _Kept(ENGINE, "cotenant.serve.engine_process", 0, sockets=[self._engine_socket])
+        self._all = [engine]
+        for number in range(1, frontends + 1):
+            made = _Kept(f"frontend-{number}", "cotenant.serve.frontend_process", FRONTEND_NICE)
+            made.sockets = self._clients[: len(wanted)]
+            self._all.append(made)
+
+    def run(self, on_up: Any) -> None:
+        """Start all processes and look after them until `wake` says stop. `on_up` is called once, when all are up.
+
+        Raises CotenantError when the engine cannot serve, or a process cannot be started at first.
+        """
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        try:
+            for each in self._all:
+                self._begin(each)
+            is_told = False
+            while self._stop_s is None:
+                self._turn()
+                if not is_told and all(each.is_up for each in self._all):
+                    is_told = True
+                    on_up()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            self._end()
+
+    def wake(self, stop_s: float | None = None) -> None:
+        """From any thread: stop until this time of the monotonic clock, or, without one, hang up."""
+        if stop_s is None:
+            self._hangs_up = True
+        else:
+            self._stop_s = stop_s
+        try:
+            self._waking.send(b"\0")
+        except OSError:  # it is full: it will be woken
+            pass
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for each in self._all:
+            if each.process is not None:
+                each.process.kill()
+
+    # --- looking after --------------------------------------------------------------------------------------------
+
+    def _begin(self, kept: _Kept) -> None:
+        control, theirs = Control.pair()
+        try:
+            kept.process = ChildProcess(kept.module, kept.name, theirs.fileno(), kept.nice)
+        except OSError as error:
+            control.close()
+            raise CotenantError(f"the process {kept.name!r} cannot be started ({error.strerror})") from None
+        finally:
+            theirs.close()
+        kept.control, kept.began_s, kept.due_s = control, time.monotonic(), None
+        control.send(self._start, [each.fileno() for each in kept.sockets])
+        self._selector.register(control, selectors.EVENT_READ, kept)
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and see to it."""
+        due_s = min((each.due_s for each in self._all if each.due_s is not None), default=None)
+        timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                self._woken.recv(4096)
+            else:
+                self._hear(key.data)
+        if self._hangs_up:
+            self._hangs_up = False
+            if (control := self._all[0].control) is not None:
+                control.send(HangUp())
+        now_s = time.monotonic()
+        for each in self._all:
+            if each.due_s is not None and each.due_s <= now_s:
+                try:
+                    self._begin(each)
+                except CotenantError as error:
+                    self._pause(each, str(error))
+
+    def _hear(self, kept: _Kept) -> None:
+        assert kept.control is not None
+        match kept.control.receive():
+            case Up(told):
+                kept.is_up = True
+                if kept.name == ENGINE:
+                    self.told = told
+                if kept.losses:
+                    _log.info("%s is up again after %.2f s", kept.name, time.monotonic() - kept.began_s)
+            case Unable(reason):
+                if not self.told:
+                    raise CotenantError(reason)
+                _log.error("%s cannot serve: %s", kept.name, reason)
+            case None:
+                self._pause(kept, self._buried(kept))
+
+    def _buried(self, kept: _Kept) -> str:
+        """Let go of a process that has gone; how it ended."""
+        process, control = kept.process, kept.control
+        assert process is not None
+        assert control is not None
+        self._selector.unregister(control)
+        control.close()
+        process.kill()
+        how = process.wait()
+        process.close()
+        kept.process = kept.control = None
+        return how
+
+    def _pause(self, kept: _Kept, how: str) -> None:
+        now_s = time.monotonic()
+        if not kept.is_up and not self.told:
+            raise CotenantError(f"the process {kept.name!r} of the server {how}; its log says more")
+        kept.losses = 0 if kept.is_up and now_s - kept.began_s > _SETTLED_S else kept.losses
+        pause_s = _PAUSES_S[min(kept.losses, len(_PAUSES_S) - 1)]
+        kept.losses += 1
+        kept.is_up, kept.due_s = False, now_s + pause_s
+        _log.error("%s %s; another one is started%s", kept.name, how, f" in {pause_s:g} s" if pause_s else "")
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Stop the engine, which drains, and then the front-ends, which have its last answers."""
+        until_s = self._stop_s or time.monotonic()
+        for group in (self._all[:1], self._all[1:]):
+            for each in group:
+                if each.control is not None:
+                    each.control.send(Stop(until_s))
+            while any(each.control is not None for each in group):
+                left_s = until_s + _END_S - time.monotonic()
+                found = self._selector.select(max(0.0, left_s))
+                for key, _ in found:
+                    if key.data is None:
+                        self._woken.recv(4096)
+                    elif key.data.control.receive() is None:
+                        self._buried(key.data)
+                if not found and left_s <= 0:
+                    for each in group:
+                        if each.process is not None:
+                            _log.error("%s had not ended: it is killed", each.name)
+                            each.process.kill()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for each in (*self._clients, self._woken, self._waking):
+            each.close()
+        self._selector.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

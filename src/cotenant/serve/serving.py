@@ -1,0 +1,114 @@
+"""A server with what runs beside it: its loop, its trace, the plan that it follows, and the wish for awake cores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cotenant.config import ServerConfig
+from cotenant.execute.gpu.queues import use_all_queues
+from cotenant.execute.layout import cores_alone, device_cores, lanes_of
+from cotenant.policies.registry import policy_text
+from cotenant.repository import model_names, trace_path
+from cotenant.serve.engine.awake import keep_awake
+from cotenant.serve.engine.driver import Observer
+from cotenant.serve.engine.loop import ServeLoop
+from cotenant.serve.recorder import Recorder
+from cotenant.serve.services import OpenedPlan, plan_files
+
+_TRACE_LIMIT_BYTES = 1 << 30
+_REPLANNER_S = 1.0
+"""How long a stop waits for a planner at work."""
+_log = logging.getLogger("cotenant.server")
+
+
+class Serving:
+    """One repository in service, from `start` to `stop` and `close`. Front-ends are attached by the caller.
+
+    Raises ConfigError, PlanError or CotenantError when the repository, its settings or its plan cannot be served.
+    """
+
+    def __init__(self, repository: Path, settings: ServerConfig, *, stale: bool) -> None:
+        use_all_queues(os.environ)  # before the libraries are loaded
+
+        from cotenant.measure.group_models import resolved
+        from cotenant.serve.server import Server
+
+        model_names(repository)  # says what is wrong with the path before anything is written there
+        laid = _laid_out(settings, repository, stale=stale)
+        lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
+        settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, lanes))
+        self.settings = settings
+        self.loop = ServeLoop()
+        self.loop.start()
+        self.server = Server(repository, settings, plan=laid.lanes if laid else None, readers=self.loop)
+        self._is_planned = laid is not None
+        self._replanner = plan_files().follow(self.server, laid, settings.plan, stale=stale) if laid else None
+        self._awake = keep_awake()
+        self._recorder: Recorder | None = None
+
+    def start(self, *observers: Observer, records: bool) -> None:
+        """Load the models and accept queries."""
+        server = self.server
+        if records:
+            path = trace_path(server.root)
+            limit = _TRACE_LIMIT_BYTES
+            self._recorder = Recorder(path, server.policy, server.machine, server.clock, limit_bytes=limit)
+        beside = self._recorder, self._replanner, self._awake, *observers
+        server.start(*[each for each in beside if each is not None])
+
+    def follow_plan(self) -> None:
+        """Change over to other plans from now on, if a plan is served."""
+        if self._replanner is not None:
+            self._replanner.start()
+
+    def told(self) -> dict[str, Any]:
+        """What is served, as the line that says that the server is ready has it."""
+        told: dict[str, Any] = {"policy": policy_text(self.server.policy)}
+        if self._is_planned:
+            told["plan"] = {"file": self.settings.plan.file, "device": self.settings.plan.device}
+        states: dict[str, str] = {}
+        for entry in self.server.index(ready_only=False):  # a model is ready where one of its versions is
+            states[entry.name] = entry.state if states.get(entry.name) != "READY" else "READY"
+        told["models"] = states
+        return told
+
+    def hang_up(self) -> None:
+        """SIGHUP was heard: read the plan's file again."""
+        if self._replanner is not None:
+            self._replanner.reload()
+            return
+        _log.info(
+            "SIGHUP: there is nothing to read again, as no plan is served; models are loaded anew through the API"
+        )
+
+    def stop(self, until_s: float) -> bool:
+        """Drain the server until `until_s` of the monotonic clock. Says whether all launches have ended."""
+        if self._replanner is not None:
+            self._replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
+        return self.server.stop(until_s)
+
+    def close_trace(self) -> None:
+        """Write the rest of the trace."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def close(self) -> None:
+        """End the loop, once nothing needs it, and what else runs."""
+        self.loop.stop()
+        self.close_trace()
+        if self._awake:
+            self._awake.close()
+
+
+def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> OpenedPlan | None:
+    """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
+    if settings.plan.file is None:
+        return None
+    cores = cores_alone(settings.device, "plans are served")
+    return plan_files().open(settings.plan, cores, repository, stale=stale)
