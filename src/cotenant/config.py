@@ -148,7 +148,7 @@ class ServerSection(_Section, frozen=True):
     max_answer_mib: Annotated[float, Meta(gt=0, le=2047)] = 256.0
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
-    frontends: Annotated[int, Meta(ge=0, le=64)] = 0
+    frontends: Annotated[int, Meta(ge=0, le=64)] = 1
 
     @property
     def max_answer_bytes(self) -> int:

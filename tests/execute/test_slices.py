@@ -17,7 +17,7 @@ from cotenant.execute.sched_slice import DEFAULT, SHORT_NS, current_slice, defau
 from cotenant.execute.threads.lanes import Lane
 from cotenant.wire.client import infer_once
 from cotenant.work import Share
-from processes import serving
+from processes import processes_of, serving, workers_of
 from repositories import X, write_good
 
 WAIT_S = 20.0
@@ -68,14 +68,19 @@ def test_a_default_slice_stays(short: None) -> None:
     assert current_slice() == before
 
 
+@pytest.mark.parametrize("frontends", ["0", "1"])
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_server_has_short_ones_and_its_lanes_do_not(short: None, tmp_path: Path, isolation: str) -> None:
+def test_a_server_has_short_ones_and_its_lanes_do_not(
+    short: None, tmp_path: Path, isolation: str, frontends: str
+) -> None:
     root = write_good(tmp_path / "models", "two")
     set_slice(DEFAULT)  # the server shall not have it from here
-    with serving(root, "--isolation", isolation) as process:
+    with serving(root, "--isolation", isolation, "--frontends", frontends) as process:
         infer_once(process.url, "two", X)
         until(lambda: are_set(process.popen.pid), lambda: time.sleep(0.05))  # lanes set themselves when they begin
         assert current_slice(process.popen.pid) == SHORT_NS
+        for front_end in processes_of(process.popen.pid, "serve.frontend_process"):
+            assert current_slice(front_end) == SHORT_NS
 
 
 def are_set(pid: int) -> bool:
@@ -83,19 +88,14 @@ def are_set(pid: int) -> bool:
     serves: list[int | None] = []
     computes: list[int | None] = []
     try:
-        for number in children_and(pid):
+        for number in [pid, *processes_of(pid, "serve.engine_process"), *workers_of(pid)]:
             for task in Path(f"/proc/{number}/task").iterdir():
                 is_nice = os.getpriority(os.PRIO_PROCESS, int(task.name)) > os.getpriority(os.PRIO_PROCESS, 0)
                 (computes if is_nice else serves).append(current_slice(int(task.name)))
     except OSError:  # one of them has just ended
         return False
-    # HTTP, gRPC and the clock are five; pools that libraries made before have the usual one
+    # the loop, the clock and others are five; pools that libraries made before have the usual one
     return serves.count(SHORT_NS) >= 5 and bool(computes) and SHORT_NS not in computes
-
-
-def children_and(pid: int) -> list[int]:
-    listed = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [pid, *(int(child) for children in listed for child in children)]
 
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

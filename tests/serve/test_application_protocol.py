@@ -24,7 +24,7 @@ from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from cotenant.wire.oip import QUERY_KEY
 from cotenant.workload import parse_workload
-from fake_backend import CountingBackend, Ports, serving
+from fake_backend import MODES, CountingBackend, Ports, serving
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Served:
     ports: Ports
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=MODES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = write_models(tmp_path_factory.mktemp("protocol") / "models")
     for name, text in APPLICATIONS.items():
         write_application(root, name, text)
@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server = Server(root, ServerConfig())  # a worker process for every tenant
     server.start()
     backend = CountingBackend(server)
-    with serving(backend) as ports:
+    with serving(backend, mode=request.param) as ports:
         yield Served(server, backend, ports)
         assert backend.settled(WAIT_S)
     server.stop()

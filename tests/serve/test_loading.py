@@ -20,7 +20,7 @@ from onnx import TensorProto
 from client import SHARED, Client, started
 from cotenant.config import DeviceSection
 from cotenant.errors import CotenantError
-from cotenant.execute.worker.process import ChildProcess
+from cotenant.execute.worker.child import ChildProcess
 from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import ASSUMED_SHARE
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError

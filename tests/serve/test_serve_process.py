@@ -22,7 +22,7 @@ from cotenant.trace import read
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
 from onnx_samples import residual_cnn
-from processes import COMMAND, WAIT_S, cotenant, serving
+from processes import COMMAND, WAIT_S, cotenant, serving, workers_of
 from repositories import X, config, write_good, write_model
 
 
@@ -152,13 +152,6 @@ def test_a_killed_server_leaves_a_readable_trace(tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
     assert cotenant("replay", str(path), "--perfetto", str(timeline)).returncode == 0
     assert json.loads(timeline.read_text(encoding="utf-8"))["traceEvents"]
-
-
-def workers_of(server: int) -> list[int]:
-    """The worker processes of a server."""
-    tasks = Path(f"/proc/{server}/task").iterdir()
-    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    return [pid for pid in children if b"cotenant.execute.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children")

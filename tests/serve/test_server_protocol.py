@@ -26,7 +26,7 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.execute.protocol import Timing
 from cotenant.serve.server import Server
 from cotenant.types import Outcome, priority_rank
-from fake_backend import CountingBackend, Ports, serving
+from fake_backend import MODES, CountingBackend, Ports, serving
 from fuzz import (
     CLEAN_CODES,
     CLEAN_STATUSES,
@@ -66,8 +66,8 @@ class Served:
         assert self.server._executor.kept == 0
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=MODES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = write_bad(write_good(tmp_path_factory.mktemp("protocol") / "models"))
     server = Server(root, ServerConfig())
     arrived: list[Any] = []
@@ -80,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     server.start(watch)
     backend = CountingBackend(server)
-    with serving(backend, LIMITS) as ports:
+    with serving(backend, LIMITS, request.param) as ports:
         yield Served(root, server, backend, ports, arrived, launches)
     server.stop()
 

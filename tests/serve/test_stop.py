@@ -35,7 +35,7 @@ from cotenant.trace import read
 from cotenant.types import Outcome
 from cotenant.wire.api import ServeError, Status
 from cotenant.work import Share
-from processes import COMMAND, serving
+from processes import COMMAND, serving, workers_of
 from repositories import X, config, scaled, write_model
 from workers import Host, gone
 
@@ -277,6 +277,8 @@ def test_a_load_whose_worker_is_killed_is_unavailable_and_what_ran_goes_on(
 
 # --- signals ----------------------------------------------------------------------------------------------------------
 
+OF_PROCESSES = "cotenant.serve.processes"
+"""Imported by a server whose front-ends run in processes of their own."""
 MOMENTS = (
     "typer",
     "msgspec",
@@ -291,6 +293,7 @@ MOMENTS = (
 def at_import(root: Path, moment: str, number: int) -> tuple[int, str]:
     """Send a signal to `cotenant serve` as soon as it has imported a module; gives its status and what it wrote."""
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "serve", str(root), "--http-port", "0"]
+    command += ["--frontends", "1" if moment == OF_PROCESSES else "0"]
     process = subprocess.Popen(
         [*command, "--grpc-port", "0", "--no-trace"],
         stdout=subprocess.PIPE,
@@ -332,7 +335,7 @@ def test_a_signal_during_imports_ends_the_command_without_a_traceback(
     assert word in text
 
 
-@pytest.mark.parametrize("moment", ["msgspec", "cotenant.wire.codec"])
+@pytest.mark.parametrize("moment", ["msgspec", "cotenant.wire.codec", OF_PROCESSES])
 def test_a_hangup_never_ends_a_server_that_starts(tmp_path: Path, moment: str) -> None:
     status, text = at_import(tmp_path, moment, signal.SIGHUP)
     assert (status, "Traceback" in text) == (0, False), text[-2000:]
@@ -378,13 +381,6 @@ def test_a_server_whose_worker_hangs_ends_with_its_trace_closed(tmp_path: Path) 
     _, records = read(path)
     [ended] = [action["outcome"] for record in records for kind, action in record.actions if kind == "Respond"]
     assert ended == "failed"
-
-
-def workers_of(pid: int) -> list[int]:
-    children = [
-        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
-    ]
-    return [each for each in children if b"worker.main" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def ask(url: str) -> str:

@@ -16,7 +16,7 @@ import tritonclient.http.aio as triton_http_aio
 from tritonclient.utils import InferenceServerException
 
 from cotenant.wire.codec import DTYPES
-from fake_backend import CountingBackend, FakeBackend, Ports, identity_name, sample, serving
+from fake_backend import MODES, CountingBackend, FakeBackend, Ports, identity_name, sample, serving
 
 SYNC = {"http": triton_http, "grpc": triton_grpc}
 ASYNC = {"http": triton_http_aio, "grpc": triton_grpc_aio}
@@ -32,9 +32,9 @@ def backend() -> Iterator[CountingBackend]:
     inner.close()
 
 
-@pytest.fixture(scope="module")
-def ports(backend: CountingBackend) -> Iterator[Ports]:
-    with serving(backend) as ports:
+@pytest.fixture(scope="module", params=MODES)
+def ports(request: pytest.FixtureRequest, backend: CountingBackend) -> Iterator[Ports]:
+    with serving(backend, mode=request.param) as ports:
         yield ports
 
 

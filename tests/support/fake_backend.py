@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.serve.directory import Directory, Front, NameState
+from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.grpc_server import GrpcServer
 from cotenant.serve.frontend.http_server import HttpServer
+from cotenant.serve.link.front_links import FrontLinks
+from cotenant.serve.link.remote_backend import RemoteBackend
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.api import (
     Backend,
@@ -218,6 +224,18 @@ class FakeBackend:
     def replied(self, result: InferResult) -> None:
         self.replies.add(result.query)
 
+    def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
+        self.replies.add(query)
+
+    def directory(self) -> Directory:
+        names = {
+            name: NameState(
+                {version: Front(known, "unloaded" if name in self._unloaded else "") for version in ("", "1")}
+            )
+            for name, known in MODELS.items()
+        }
+        return Directory(self.accepting, names)
+
     def metrics(self) -> bytes:
         return b"# TYPE fake_queries counter\nfake_queries %d\n" % sum(self._counts.values())
 
@@ -302,6 +320,10 @@ class CountingBackend:
         self._backend.replied(result)
         self._written(result.query)
 
+    def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
+        self._backend.replied_at(query, ended_ns, at_ns)  # type: ignore[attr-defined]
+        self._written(query)
+
     def _written(self, query: int) -> None:
         with self._changed:
             self._unwritten.discard(query)
@@ -322,9 +344,44 @@ class Ports:
     grpc: int
 
 
+MODES = ("here", "linked")
+"""Front-ends call the backend, or a link to it, as those in processes of their own do."""
+
+
 @contextmanager
-def serving(backend: Any, limits: Limits | None = None) -> Iterator[Ports]:
+def linked(backend: Any) -> Iterator[RemoteBackend]:
+    """A backend at the other end of a link, with its loop on a thread of its own."""
+    theirs, ours = ServeLoop(), ServeLoop()
+    theirs.start()
+    ours.start()
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        path = f"{folder}/engine"
+        listening.bind(path)
+        listening.listen()
+        links = FrontLinks(backend, theirs, listening)
+        if (names := getattr(backend, "names", None)) is not None:
+            names.on_change = links.changed
+        links.start()
+        is_open = threading.Event()
+        remote = RemoteBackend(path, is_open.set)
+        keeping = ours.submit(remote.keep())
+        try:
+            assert is_open.wait(30.0)
+            yield remote
+        finally:
+            keeping.cancel()
+            links.close()
+            ours.stop()
+            theirs.stop()
+
+
+@contextmanager
+def serving(backend: Any, limits: Limits | None = None, mode: str = "here") -> Iterator[Ports]:
     """Run both front-ends on free ports of the loopback interface."""
+    if mode == "linked":
+        with linked(backend) as remote, serving(remote, limits) as ports:
+            yield ports
+        return
     http, grpc = HttpServer(backend, port=0, limits=limits), GrpcServer(backend, port=0, limits=limits)
     try:
         yield Ports(http.start(), grpc.start())

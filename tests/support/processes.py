@@ -18,6 +18,20 @@ def cotenant(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
+def processes_of(server: int, module: str) -> list[int]:
+    """The processes below a server that run a module, such as "execute.worker.main"."""
+    tasks = Path(f"/proc/{server}/task").iterdir()
+    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    name = f"cotenant.{module}".encode()
+    found = [pid for pid in children if name in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    return [*found, *(each for pid in children for each in processes_of(pid, module))]
+
+
+def workers_of(server: int) -> list[int]:
+    """The worker processes of a server."""
+    return processes_of(server, "execute.worker.main")
+
+
 class Process:
     """A server in a process of its own, ready when this returns."""
 

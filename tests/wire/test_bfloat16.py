@@ -25,7 +25,7 @@ from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.worker.shared_tensors import SharedBuffer
 from cotenant.serve import server as server_module
 from cotenant.serve.server import Server
-from fake_backend import Ports, serving
+from fake_backend import MODES, Ports, serving
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
@@ -99,9 +99,9 @@ def test_answers_are_those_of_torch_one_by_one_and_merged(server: Server) -> Non
             np.testing.assert_allclose(array.astype(np.float32), right.astype(np.float32), rtol=0.02, atol=0.02)
 
 
-@pytest.fixture
-def ports(server: Server) -> Iterator[Ports]:
-    with serving(server) as ports:
+@pytest.fixture(params=MODES)
+def ports(request: pytest.FixtureRequest, server: Server) -> Iterator[Ports]:
+    with serving(server, mode=request.param) as ports:
         yield ports
 
 

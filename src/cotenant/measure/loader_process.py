@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cotenant.errors import CotenantError
-from cotenant.execute.worker.process import KILLED, ChildProcess
+from cotenant.execute.worker.child import KILLED, ChildProcess
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
 from cotenant.shortages import report_error, start_thread
 
@@ -304,7 +304,7 @@ def main() -> None:
     import signal
 
     from cotenant.execute.threads.lanes import be_nice
-    from cotenant.execute.worker.main import die_with
+    from cotenant.execute.worker.child import die_with
 
     _, _, descriptor, parent, nice = sys.argv
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server

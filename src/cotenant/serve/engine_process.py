@@ -48,7 +48,7 @@ def _serve(control: Control, start: Start, listening: list[socket.socket]) -> No
     try:
         serving.server.names.on_change = links.changed
         links.start()
-        serving.start(links, records=start.records)
+        serving.start(records=start.records)
         if not stopped.is_set():
             serving.follow_plan()
             control.send(Up(serving.told()))

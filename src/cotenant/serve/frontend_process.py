@@ -15,12 +15,11 @@ def _serve(control: Control, start: Start, listening: list[socket.socket]) -> No
 
     loop = ServeLoop()
     loop.start()
-    backend = RemoteBackend(start.path)
-    loop.submit(backend.keep())
+    backend = RemoteBackend(start.path, on_open=lambda: control.send(Up()))
     servers = front_ends(backend, start.settings.server, loop, start.frontends)
     for server, bound in zip(servers.values(), listening, strict=True):
         server.start(bound)
-    control.send(Up())
+    loop.submit(backend.keep())
     while (message := control.receive()) is not None:
         if isinstance(message, Stop):
             stop_front_ends(servers.values(), message.until_s)

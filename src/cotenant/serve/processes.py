@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
-from cotenant.execute.worker.process import ChildProcess
+from cotenant.execute.worker.child import ChildProcess
 from cotenant.serve.listening import BACKLOG, listen
 
 ENGINE = "engine"
@@ -238,10 +238,7 @@ class ServerProcesses:
                 self._woken.recv(4096)
             else:
                 self._hear(key.data)
-        if self._hangs_up:
-            self._hangs_up = False
-            if (control := self._all[0].control) is not None:
-                control.send(HangUp())
+        self._pass_hangup()
         now_s = time.monotonic()
         for each in self._all:
             if each.due_s is not None and each.due_s <= now_s:
@@ -249,6 +246,11 @@ class ServerProcesses:
                     self._begin(each)
                 except CotenantError as error:
                     self._pause(each, str(error))
+
+    def _pass_hangup(self) -> None:
+        if self._hangs_up and (control := self._all[0].control) is not None:
+            self._hangs_up = False
+            control.send(HangUp())
 
     def _hear(self, kept: _Kept) -> None:
         assert kept.control is not None
@@ -293,6 +295,7 @@ class ServerProcesses:
 
     def _end(self) -> None:
         """Stop the engine, which drains, and then the front-ends, which have its last answers."""
+        self._pass_hangup()
         until_s = self._stop_s or time.monotonic()
         for group in (self._all[:1], self._all[1:]):
             for each in group:

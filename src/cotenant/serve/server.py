@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from cotenant.config import ServerConfig
+from cotenant.core.actions import Action
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
@@ -27,11 +28,12 @@ from cotenant.core.events import (
     TenantChanged,
     TenantRemoved,
     TenantResumed,
+    TenantSuspended,
 )
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
-from cotenant.execute.protocol import Readers
+from cotenant.execute.protocol import Readers, Timing
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
@@ -127,7 +129,14 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        observers: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, *extra)
+        observers: tuple[Observer, ...] = (
+            self.losses,
+            self.counters,
+            self.beliefs,
+            self._checks,
+            self._worker_states,
+            *extra,
+        )
         self._driver = Driver(engine, self._executor, self.clock, observers)
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
@@ -445,6 +454,11 @@ class Server:
             self.counters.remove(entry.spec.name)
 
     # --- looking on --------------------------------------------------------------------------------------------------
+
+    def _worker_states(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
+        """See Observer: whether names are ready depends on their workers."""
+        if isinstance(event, (TenantSuspended, TenantResumed)):
+            self.names.on_change()
 
     def _plan_metrics(self) -> Iterator[Metric]:
         if self.following is not None:

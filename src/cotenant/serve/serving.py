@@ -16,7 +16,6 @@ from cotenant.execute.layout import cores_alone, device_cores, lanes_of
 from cotenant.policies.registry import policy_text
 from cotenant.repository import model_names, trace_path
 from cotenant.serve.engine.awake import keep_awake
-from cotenant.serve.engine.driver import Observer
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.recorder import Recorder
 from cotenant.serve.services import OpenedPlan, plan_files
@@ -52,14 +51,14 @@ class Serving:
         self._awake = keep_awake()
         self._recorder: Recorder | None = None
 
-    def start(self, *observers: Observer, records: bool) -> None:
+    def start(self, *, records: bool) -> None:
         """Load the models and accept queries."""
         server = self.server
         if records:
             path = trace_path(server.root)
             limit = _TRACE_LIMIT_BYTES
             self._recorder = Recorder(path, server.policy, server.machine, server.clock, limit_bytes=limit)
-        beside = self._recorder, self._replanner, self._awake, *observers
+        beside = self._recorder, self._replanner, self._awake
         server.start(*[each for each in beside if each is not None])
 
     def follow_plan(self) -> None:

@@ -6,24 +6,16 @@ server closes the channel, and dies with it however the server dies. Heavy impor
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from typing import Any
 
 from cotenant.execute.threads.lanes import be_nice, run_gently
+from cotenant.execute.worker.child import die_with
 
-_PR_SET_PDEATHSIG = 1
 GENTLY = 5
 """How much nicer than lanes is what loads libraries and the model: others are served meanwhile, on the same cores."""
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of the server that started it ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        os._exit(1)
 
 
 def main() -> None:

@@ -1,17 +1,11 @@
-"""Child processes of the server, workers among them: starting, looking at, and ending them."""
+"""Worker processes: starting them, and the states that they are in."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from enum import StrEnum
 
 from cotenant.execute.worker.channel import Channel
-
-KILLED = "was killed by signal 9"
-"""What `ChildProcess.wait` says of a process that somebody, or the kernel for want of memory, ended at once."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from cotenant.execute.worker.child import ChildProcess
 
 
 class WorkerState(StrEnum):
@@ -21,54 +15,6 @@ class WorkerState(StrEnum):
     UP = "up"
     FAILING = "failing"
     """Lost; the core is being told, and may still start launches, which will fail with the others."""
-
-
-class ChildProcess:
-    """A Python module that runs as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
-
-    The thread that makes it must live as long as it: the kernel ends it then. Raises OSError when it cannot be started.
-    """
-
-    def __init__(self, module: str, name: str, descriptor: int, nice: int) -> None:
-        words = [name.replace("\0", " "), str(descriptor), str(os.getpid()), str(nice)]
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the server's own may be read by a program
-            pass_fds=(descriptor,),
-            process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
-        )
-        try:
-            self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._popen.kill()
-            self._popen.wait()
-            raise
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._popen.pid
-
-    def resident_bytes(self) -> int:
-        """Resident memory, shared pages included; 0 once it is dead."""
-        try:
-            return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError):
-            return 0
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._popen.kill()
-
-    def wait(self) -> str:
-        """Wait for its end and say how it came about, for example 'was killed by signal 9'."""
-        status = self._popen.wait()
-        return f"was killed by signal {-status}" if status < 0 else f"ended by itself with status {status}"
-
-    def close(self) -> None:
-        """Let go of what the server holds of it; only after `wait`."""
-        os.close(self._statm)
 
 
 class WorkerProcess(ChildProcess):

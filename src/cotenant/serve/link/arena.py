@@ -71,6 +71,11 @@ class Arena:
         """Bytes of the blocks in use."""
         return self._blocks.used
 
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the arena takes."""
+        return os.fstat(self.descriptor).st_blocks * 512
+
     def write(self, tensors: Tensors) -> Place:
         """Put tensors where the other side reads them. Raises ArenaFullError."""
         form = tuple([(name, array.dtype, array.shape) for name, array in tensors.items()])
@@ -99,7 +104,7 @@ class Arena:
         except KeyError:
             return
         self._blocks.give_back(block)
-        if size >= _LARGE_BYTES and os.fstat(self.descriptor).st_blocks * 512 > self._blocks.used + _KEPT_BYTES:
+        if size >= _LARGE_BYTES and self.resident > self._blocks.used + _KEPT_BYTES:
             self._memory.madvise(mmap.MADV_REMOVE, block, size)
 
     def close(self) -> None:
@@ -179,7 +184,10 @@ def _view(memory: Any, size: int, layout: TensorLayout) -> Any:
         raise CotenantError(f"tensor {layout.name!r} lies outside of its block")
     if layout.dtype == OBJECTS:
         return unpack(bytes(memory[layout.offset : layout.offset + layout.nbytes]), layout.shape)
-    return np.ndarray(layout.shape, dtype_of(layout.dtype), memory, layout.offset)
+    try:
+        return np.ndarray(layout.shape, dtype_of(layout.dtype), memory, layout.offset)
+    except (TypeError, ValueError) as error:
+        raise CotenantError(f"tensor {layout.name!r} lies outside of its block ({error})") from None
 
 
 def _inline(layouts: Sequence[TensorLayout], tensors: Tensors, packed: Mapping[str, bytes], total: int) -> bytes:

@@ -12,10 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cotenant.core.actions import Action
-from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.errors import CotenantError
-from cotenant.execute.protocol import Timing
 from cotenant.serve.directory import Directory
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.call_threads import LoopThreads
@@ -52,10 +49,7 @@ class Engine(Backend, Protocol):
 
 
 class FrontLinks:
-    """Links with all front-end processes that connect to a listening socket. An observer of the driver.
-
-    `changed` is called, from any thread, when names or their state may have changed.
-    """
+    """Links with all front-end processes that connect to a listening socket."""
 
     def __init__(self, server: Engine, loop: ServeLoop, listening: socket.socket) -> None:
         self._server = server
@@ -79,15 +73,9 @@ class FrontLinks:
             self._loop.submit(_cancelled(task))
 
     def changed(self) -> None:
-        """Tell the front-ends of names and their states, if they are not as they were."""
+        """Tell the front-ends, soon, of names and their states, if they are not as they were. From any thread."""
         if self._inbox is not None:
-            self._inbox.put(self._publish)
-
-    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """What a worker can serve has changed."""
-        if isinstance(event, (TenantSuspended, TenantResumed)) and self._inbox is not None:
             self._inbox.put(self._publish_soon)
-        return None
 
     async def _begin(self) -> None:
         self._inbox = LoopInbox()
@@ -109,7 +97,7 @@ class FrontLinks:
             self._links.add(link)
             link.send(self._server.directory())
 
-    def _publish_soon(self) -> None:  # the driver has its lock where an observer is told
+    def _publish_soon(self) -> None:  # the thread that says so may hold a lock
         asyncio.get_running_loop().call_soon(self._publish)
 
     def _publish(self) -> None:

@@ -58,12 +58,13 @@ def _away() -> ServeError:
 class RemoteBackend:
     """Implements `Backend` over a link to the engine process that listens at `path`.
 
-    While there is no engine, queries are refused as unavailable, and nothing is ready. Made anywhere, `keep` runs on
-    the loop of the front-ends.
+    While there is no engine, queries are refused as unavailable, and nothing is ready. `on_open` is called on the loop
+    whenever the engine says that it accepts queries. Made anywhere, `keep` runs on the loop of the front-ends.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, on_open: Callable[[], None] = lambda: None) -> None:
         self._path = path
+        self._on_open = on_open
         self._lock = threading.Lock()
         self._refs = itertools.count(1)
         self._asked: dict[int, Done] = {}
@@ -166,7 +167,10 @@ class RemoteBackend:
                             for block in blocks:
                                 self._arena.free(block)
                 case Directory():
+                    is_news = message.is_open and not self._directory.is_open
                     self._directory = message
+                    if is_news:
+                        self._on_open()
 
     def _ended(self, ended: Ended) -> None:
         done = self._asked.pop(ended.ref, None)
