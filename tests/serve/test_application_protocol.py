@@ -176,6 +176,7 @@ rate = 20
 items = 2
 protocol = "{protocol}"
 """
+    assert served.backend.settled(WAIT_S)
     before = served.server.counters.by_tenant["chain"].outcomes[Outcome.ANSWERED]
     ports = served.ports
     result = asyncio.run(
@@ -190,6 +191,7 @@ protocol = "{protocol}"
     assert lines["chain"].slo_ns == 20_000_000_000
     assert lines["chain"].answered == lines["chain"].offered
     assert lines["diamond"].answered == lines["diamond"].offered
+    assert served.backend.settled(WAIT_S)
     counted = served.server.counters.by_tenant["chain"]
     assert counted.outcomes[Outcome.ANSWERED] - before == lines["chain"].offered
 

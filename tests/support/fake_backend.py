@@ -228,13 +228,8 @@ class FakeBackend:
         self.replies.add(query)
 
     def directory(self) -> Directory:
-        names = {
-            name: NameState(
-                {version: Front(known, "unloaded" if name in self._unloaded else "") for version in ("", "1")}
-            )
-            for name, known in MODELS.items()
-        }
-        return Directory(self.accepting, names)
+        fronts = {name: Front(known, "unloaded" * (name in self._unloaded)) for name, known in MODELS.items()}
+        return Directory(self.accepting, {name: NameState({"": each, "1": each}) for name, each in fronts.items()})
 
     def metrics(self) -> bytes:
         return b"# TYPE fake_queries counter\nfake_queries %d\n" % sum(self._counts.values())

@@ -129,15 +129,8 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        observers: tuple[Observer, ...] = (
-            self.losses,
-            self.counters,
-            self.beliefs,
-            self._checks,
-            self._worker_states,
-            *extra,
-        )
-        self._driver = Driver(engine, self._executor, self.clock, observers)
+        own: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, self._worker_states)
+        self._driver = Driver(engine, self._executor, self.clock, (*own, *extra))
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
         if not names:

@@ -88,7 +88,7 @@ class FrontLinks:
             bound, _ = await loop.sock_accept(self._listening)
             try:
                 bound.setblocking(False)
-                link = _FrontLink(self._server, inbox, self._threads, self._links.discard)
+                link = _FrontLink(self._server, inbox, self._threads, self._publish, self._links.discard)
                 await link.connect(bound)
             except (OSError, EOFError, CotenantError) as error:
                 bound.close()
@@ -113,11 +113,17 @@ class _FrontLink:
     """The link with one front-end. All methods are called on the loop, but for what a query's end calls."""
 
     def __init__(
-        self, server: Engine, inbox: LoopInbox, threads: LoopThreads, on_lost: Callable[[_FrontLink], None]
+        self,
+        server: Engine,
+        inbox: LoopInbox,
+        threads: LoopThreads,
+        publish: Callable[[], None],
+        on_lost: Callable[[_FrontLink], None],
     ) -> None:
         self._server = server
         self._inbox = inbox
         self._threads = threads
+        self._publish = publish
         self._on_lost = on_lost
         self._arena = Arena("cotenant-answers")
         self._freed = FreedBlocks(lambda: inbox.put(self._tell_freed))
@@ -219,6 +225,11 @@ class _FrontLink:
             value: Any = method(*call.words)
             return msgspec.msgpack.encode(value)
 
+        def told(value: bytes) -> None:
+            if call.method in ("load", "unload"):
+                self._publish()  # before its client hears of it
+            self.send(Value(call.ref, msgspec.Raw(value)))
+
         def failed(error: BaseException) -> None:
             if not isinstance(error, ServeError):
                 _log.error("a call of %r failed", call.method, exc_info=error)
@@ -226,7 +237,7 @@ class _FrontLink:
             self.send(Failed.of(call.ref, error))
 
         future = self._threads.submit(work)
-        self._inbox.when_done(future, lambda value: self.send(Value(call.ref, msgspec.Raw(value))), failed)
+        self._inbox.when_done(future, told, failed)
 
     def _tell_freed(self) -> None:
         if blocks := self._freed.taken():
