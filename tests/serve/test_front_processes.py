@@ -1,0 +1,181 @@
+"""Front-ends in processes of their own: whichever process dies is replaced, and every query has one outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from cotenant.repository import trace_path
+from cotenant.serve.link.arena import Arena
+from cotenant.serve.link.messages import Ask, Ended
+from cotenant.types import Outcome
+from cotenant.wire.client import infer_once
+from cotenant.wire.encode import ClientError
+from processes import WAIT_S, Process, cotenant, processes_of, serving, workers_of
+from repositories import X, config, write_good, write_model
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children"
+)
+ENGINE, FRONT_END = "serve.engine_process", "serve.frontend_process"
+
+
+def until_true(is_so: object, what: str) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < end_s, what
+        os.sched_yield()
+
+
+def answers(process: Process) -> bool:
+    try:
+        return infer_once(process.url, "two", X)["y"].shape == (1, 8)
+    except (ClientError, OSError):
+        return False
+
+
+def is_ready(process: Process) -> bool:
+    try:
+        with urllib.request.urlopen(f"{process.url}/v2/health/ready", timeout=WAIT_S):
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def told(process: Process, word: str) -> bool:
+    return any(word in line["message"] for line in process.logs)
+
+
+def test_a_front_end_that_dies_is_replaced_and_others_go_on(tmp_path: Path) -> None:
+    with serving(write_good(tmp_path / "models", "two"), "--frontends", "2") as process:
+        first, second = processes_of(process.popen.pid, FRONT_END)
+        [engine] = processes_of(process.popen.pid, ENGINE)
+        workers = workers_of(process.popen.pid)
+        assert answers(process)
+        os.kill(first, signal.SIGKILL)
+        until_true(lambda: answers(process), "the other one answers")
+        until_true(lambda: told(process, "is up again"), "another one is started")
+        assert second in processes_of(process.popen.pid, FRONT_END)
+        assert len(processes_of(process.popen.pid, FRONT_END)) == 2
+        os.kill(second, signal.SIGKILL)
+        until_true(lambda: answers(process), "the new one answers")
+        assert (processes_of(process.popen.pid, ENGINE), workers_of(process.popen.pid)) == ([engine], workers)
+        assert process.end(signal.SIGTERM) == 0
+
+
+def test_without_an_engine_clients_are_told_at_once_and_another_one_serves_them(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    with serving(root) as process:
+        [engine] = processes_of(process.popen.pid, ENGINE)
+        [front_end] = processes_of(process.popen.pid, FRONT_END)
+        workers = workers_of(process.popen.pid)
+        assert answers(process)
+        os.kill(engine, signal.SIGKILL)
+        until_true(lambda: is_gone(engine), "the engine is killed")
+        until_true(lambda: not is_ready(process), "clients are told")
+        with pytest.raises(ClientError, match=r"engine is being started|starting or shutting down"):
+            infer_once(process.url, "two", X)
+        until_true(lambda: all(map(is_gone, workers)), "workers end with their engine")
+        until_true(lambda: answers(process), "another engine serves")
+        assert processes_of(process.popen.pid, FRONT_END) == [front_end]
+        assert told(process, "engine was killed by signal 9")
+        assert process.end(signal.SIGTERM) == 0
+
+
+def test_all_end_with_the_process_that_looks_after_them(tmp_path: Path) -> None:
+    with serving(write_good(tmp_path / "models", "two"), "--frontends", "2") as process:
+        pid = process.popen.pid
+        below = [*processes_of(pid, ENGINE), *processes_of(pid, FRONT_END), *workers_of(pid)]
+        assert len(below) == 5
+        process.popen.kill()
+        process.popen.wait(WAIT_S)
+        for each in below:
+            until_true(lambda each=each: is_gone(each), "it ends")
+
+
+def test_a_drain_answers_what_is_inside(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    (root / "cotenant.toml").write_text("[server]\ndrain_s = 20\n")
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": X["x"].ravel().tolist()}]}
+    ).encode()
+    head = f"POST /v2/models/two/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with serving(root) as process:
+        workers = workers_of(process.popen.pid)
+        for each in workers:
+            os.kill(each, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", process.ready["http_port"])) as client:
+            client.sendall(head + body)
+            path = trace_path(root)
+            until_true(lambda: b'"QueryArrived"' in path.read_bytes(), "the query arrives")
+            process.popen.send_signal(signal.SIGTERM)
+            until_true(lambda: not is_ready(process), "no query is taken any more")
+            for each in workers:
+                os.kill(each, signal.SIGCONT)
+            client.settimeout(WAIT_S)
+            assert client.recv(64).startswith(b"HTTP/1.1 200")
+        assert process.popen.wait(WAIT_S) == 0
+
+
+def test_an_engine_that_cannot_serve_says_so_as_a_server_of_one_process_does(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    words = "serve", str(root), "--http-port", "0", "--grpc-port", "0", "--plan", str(tmp_path / "none.toml")
+    ended = [cotenant(*words, "--frontends", each) for each in ("0", "1")]
+    assert [each.returncode for each in ended] == [2, 2]
+    assert ended[0].stdout == ended[1].stdout == ""
+    assert ended[0].stderr == ended[1].stderr != ""
+
+
+def test_loads_metrics_and_reloads_go_through_front_ends(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    with serving(root, "--frontends", "2") as process:
+
+        def post(path: str) -> int:
+            with urllib.request.urlopen(f"{process.url}/v2/repository/{path}", b"", timeout=WAIT_S) as answer:
+                return int(answer.status)
+
+        write_model(root, "late", config(), {})
+        with pytest.raises(urllib.error.HTTPError):
+            post("models/late/load")
+        for _ in range(3):
+            assert post("models/two/load") == 200
+            assert answers(process)
+        assert post("models/two/unload") == 200
+        with pytest.raises(ClientError, match="is not served: it was unloaded"):
+            infer_once(process.url, "two", X)
+        assert post("models/two/load") == 200
+        assert answers(process)
+        with urllib.request.urlopen(f"{process.url}/metrics", timeout=WAIT_S) as page:
+            assert b"cotenant_queries_total" in page.read()
+
+
+def test_a_query_crosses_in_at_most_512_bytes() -> None:
+    """Whatever its tensors hold: they lie in shared memory."""
+    arena = Arena("test", 1 << 22)
+    for size in (1, 16, 100_000):
+        few = {name: np.zeros((1, size), np.float32) for name in ("input_ids", "attention_mask")}
+        place = arena.write(few)
+        ask = Ask(1 << 40, "a-model-with-a-long-name-0123456789", "12", place, ("logits",), 3, 1 << 50, 1 << 60)
+        assert len(msgspec.msgpack.encode(ask)) <= 512
+        ended = Ended(1 << 40, Outcome.ANSWERED, 1 << 40, "12", place, "", 1 << 60)
+        assert len(msgspec.msgpack.encode(ended)) <= 512
+    arena.close()
