@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench._registry import BenchError
+from bench._server import family
 from cotenant.load import LiveStats
 from cotenant.types import ANSWERS
 
@@ -107,7 +108,7 @@ class Faults:
             pids = (self._up.pid,)
         else:
             title = _TITLES[fault.party]
-            pids = tuple(pid for pid in descendants(self._up.pid) if title in command(pid))
+            pids = tuple(pid for pid in family(self._up.pid)[1:] if title in command(pid))
             if not pids:
                 raise BenchError(f"no process of the cluster is called {title!r}: the {fault.party} cannot be hit")
         healthy = {node["node"]: os.pidfd_open(node["agent_pid"]) for node in nodes}
@@ -129,23 +130,6 @@ def serving_nodes(up: Cluster) -> list[dict[str, Any]]:
     return [node for node in up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, at = list(parents.get(pid, [])), 0
-    while at < len(found):
-        found += parents.get(found[at], [])
-        at += 1
-    return found
-
-
 def command(pid: int) -> str:
     """The command line of a process; "" when it has ended."""
     try:
@@ -159,7 +143,7 @@ class Family:
 
     def __init__(self, pid: int) -> None:
         self._open: list[int] = []
-        for each in (pid, *descendants(pid)):
+        for each in family(pid):
             try:
                 self._open.append(os.pidfd_open(each))
             except ProcessLookupError:

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench._registry import BenchError
@@ -15,6 +15,8 @@ from cotenant.serve.server_process import RunningServer, running
 from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
+FRONT_END = b"cotenant.serve.frontend_process"
+ENGINE = b"cotenant.serve.engine_process"
 _WORKER = b"cotenant.execute.worker.main"
 
 
@@ -62,17 +64,49 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "cotenant-bench"
 
 
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process, in units of 10^6 bytes."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+def family(pid: int) -> list[int]:
+    """A process and all processes below it that there are."""
+    found, at = [pid], 0
+    while at < len(found):
+        for listing in sorted(Path(f"/proc/{found[at]}/task").glob("*/children")):
+            with suppress(OSError):  # the thread has ended
+                found += [int(child) for child in listing.read_text().split()]
+        at += 1
+    return found
+
+
+def command(pid: int) -> list[bytes]:
+    """The words that a process was started with; none where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def without_workers(server: RunningServer) -> list[int]:
+    """The processes of a server that run no model: one, or an engine with its front-ends and what looks after them."""
+    return [pid for pid in family(server.process.pid) if _WORKER not in command(pid)]
+
+
+def rss_mb(*pids: int) -> float:
+    """Resident memory of processes together, in units of 10^6 bytes."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_us(pids: Iterable[int]) -> float:
+    """Processor time that processes have taken, in microseconds."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks * 1e6 / os.sysconf("SC_CLK_TCK")
 
 
 def worker_pid(server: RunningServer, tenant: str) -> int:
     """The worker process of a tenant. Raises BenchError when there is none."""
-    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if _WORKER in arguments and tenant.encode() in arguments:
-                return int(pid)
+    for pid in family(server.process.pid):
+        words = command(pid)
+        if _WORKER in words and tenant.encode() in words:
+            return pid
     raise BenchError(f"the server has no worker of {tenant!r}")

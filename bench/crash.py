@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from bench._server import cache_folder, rss_mb, serving, worker_pid
+from bench._server import cache_folder, rss_mb, serving, without_workers, worker_pid
 from bench._tenants import SAMPLES, WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.serve.server_process import RunningServer
@@ -63,7 +63,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         killer.note_recovery()
         page = _page(server)
         resident = {model: round(rss_mb(worker_pid(server, model)), 1) for model in MODELS}
-        resident["server"] = round(rss_mb(server.process.pid), 1)
+        resident["server"] = round(rss_mb(*without_workers(server)), 1)
     rows = _rows(result, killer)
     lost = _lost(result, page)
     summary = _summary(rows, lost, resident) | {"foreign_answers": result.wrong_answers}

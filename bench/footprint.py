@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench._server import rss_mb, serving, tiny_repository
+from bench._server import rss_mb, serving, tiny_repository, without_workers
 
 MODEL = "tiny"
 STARTS, QUICK_STARTS = 31, 9
@@ -77,15 +77,15 @@ def _memory() -> list[dict[str, Any]]:
         with serving(Path(empty)) as server:
             rows.append({"metric": "ready_s", "value": time.perf_counter() - began})
             time.sleep(SETTLE_S)
-            rows.append({"metric": "idle_mb", "value": rss_mb(server.process.pid)})
+            rows.append({"metric": "idle_mb", "value": rss_mb(*without_workers(server))})
     with tiny_repository(MODEL) as repository, serving(repository) as server:
         time.sleep(SETTLE_S)
-        rows.append({"metric": "one_model_mb", "value": rss_mb(server.process.pid)})
+        rows.append({"metric": "one_model_mb", "value": rss_mb(*without_workers(server))})
         inputs = {"x": np.zeros((1, 16), np.float32)}
         for _ in range(REQUESTS):
             infer_once(server.http_url, MODEL, inputs)
         _grpc_requests(f"{server.host}:{server.grpc_port}", inputs)
-        rows.append({"metric": "after_requests_mb", "value": rss_mb(server.process.pid)})
+        rows.append({"metric": "after_requests_mb", "value": rss_mb(*without_workers(server))})
     return rows
 
 

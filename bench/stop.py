@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
+from bench._server import family
 from cotenant.errors import CotenantError
 from cotenant.repository import trace_path
 from cotenant.serve.server_process import RunningServer, await_ready, spawn
@@ -166,11 +167,11 @@ def _moment(folder: Path, situation: str, number: signal.Signals, rng: random.Ra
                 stack.enter_context(CLIENTS_OF[situation].asking(server))
             elif situation == "start":
                 _await_line(log, b"is measured quickly", process)
-            children = _children(process.pid)
+            children = set(family(process.pid)[1:])
             if situation == "stopped":  # of a model that nobody asks
                 os.kill(_worker_of(children, "a"), signal.SIGSTOP)
             time.sleep(rng.random() * latest_s)
-            children |= _children(process.pid)
+            children |= set(family(process.pid)[1:])
             began = time.monotonic()
             process.send_signal(number)
             status = process.wait(LIMIT_S)
@@ -223,15 +224,6 @@ def _endless() -> onnx.ModelProto:
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
-
-
-def _children(pid: int) -> set[int]:
-    found: set[int] = set()
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found |= {int(each) for each in (task / "children").read_text().split()}
-    return found
 
 
 def _worker_of(children: set[int], tenant: str) -> int:

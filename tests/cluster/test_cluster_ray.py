@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench._cluster_faults import descendants
+from bench._server import family
 from cotenant.load import LiveStats, LoadResult, run_load
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.client import infer_once
@@ -108,7 +108,7 @@ class Cluster:
 
     def close(self) -> None:
         """End everything, however the test went: processes of the cluster are in the sessions of their parents."""
-        family = descendants(self.popen.pid)
+        below = family(self.popen.pid)[1:]
         if self.popen.poll() is None:
             self.popen.terminate()
             try:
@@ -119,7 +119,7 @@ class Cluster:
         assert self.popen.stdout is not None
         self.popen.stdout.close()
         self._stderr.close()
-        for pid in family:
+        for pid in below:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
 
@@ -202,7 +202,7 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
     assert infer_once(cluster.url, "add_sub", INPUTS["add_sub"][0])["sum"].tolist() == [[2] * 4]
 
     # A gateway that dies is replaced at the same ports.
-    [gateway] = [pid for pid in descendants(cluster.popen.pid) if title(pid).startswith("ray::Gateway")]
+    [gateway] = [pid for pid in family(cluster.popen.pid)[1:] if title(pid).startswith("ray::Gateway")]
     os.kill(gateway, signal.SIGKILL)
     assert retried(lambda: infer_once(cluster.url, "chooser", INPUTS["chooser"][0]))["y"].tolist() == [[2.0, 3.0]]
     assert retried(cluster.status)["share"] == 1.0
@@ -212,12 +212,12 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
     assert "a cluster of yours runs on this machine already" in again.stderr
     assert cluster.command("status").returncode == 0
 
-    family = [os.pidfd_open(pid) for pid in descendants(cluster.popen.pid)]
-    assert len(family) > 6
+    below = [os.pidfd_open(pid) for pid in family(cluster.popen.pid)[1:]]
+    assert len(below) > 6
     stopped = cluster.command("down")
     assert (stopped.returncode, stopped.stdout) == (0, "The cluster is down.\n"), stopped.stderr
     assert cluster.popen.wait(START_S) == 0
-    for process in family:
+    for process in below:
         assert select.select([process], [], [], START_S)[0], "a process has outlived its cluster"
         os.close(process)
     none = cluster.command("status")
@@ -228,12 +228,12 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
 
 @pytest.mark.alone
 def test_the_death_of_ray_s_head_ends_a_cluster_with_one_sentence(cluster: Cluster) -> None:
-    children = descendants(cluster.popen.pid)
+    children = family(cluster.popen.pid)[1:]
     [head] = [pid for pid in children if "/gcs/gcs_server" in title(pid)]
-    family = [os.pidfd_open(pid) for pid in children]
+    below = [os.pidfd_open(pid) for pid in children]
     os.kill(head, signal.SIGKILL)
     assert cluster.popen.wait(START_S) == 2
-    for process in family:
+    for process in below:
         assert select.select([process], [], [], START_S)[0], "a process has outlived its cluster"
         os.close(process)
     said = [line for line in cluster.log.read_text(encoding="utf-8").splitlines() if line.startswith("cotenant:")]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench._registry import BenchError
+from bench._server import FRONT_END, command, family
 from cotenant import trace
 from cotenant.load import LiveStats, LoadResult
 from cotenant.predict.table import TablePredictor
@@ -126,20 +127,14 @@ class Meter:
 def front_end_cpu_ns(pid: int) -> int:
     """Processor time of all threads of a server and its children that are no lanes.
 
-    Lanes have a higher nice value than the server's first thread.
+    Lanes have a higher nice value than the server's first thread, as has all of a front-end process.
     """
     nice = os.getpriority(os.PRIO_PROCESS, pid)
     return sum(
-        _cpu_ns(each, lambda thread: os.getpriority(os.PRIO_PROCESS, thread) <= nice) for each in _with_children(pid)
+        _cpu_ns(each, lambda thread: is_front or os.getpriority(os.PRIO_PROCESS, thread) <= nice)
+        for each in family(pid)
+        for is_front in [FRONT_END in command(each)]
     )
-
-
-def _with_children(pid: int) -> list[int]:
-    found = [pid]
-    for listing in sorted(Path(f"/proc/{pid}/task").glob("*/children")):
-        for child in listing.read_text().split():
-            found += _with_children(int(child))
-    return found
 
 
 def _cpu_ns(pid: int, counts: Callable[[int], bool]) -> int:

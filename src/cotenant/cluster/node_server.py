@@ -169,7 +169,7 @@ class NodeServer:
         self._write(part)
         words = ["serve", str(self._models), "--no-trace", "--host", self._host]
         words += ["--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))]
-        words += ["--admin-port", "0", "--set", f"server.admin_host={_ADMIN_HOST}"]
+        words += ["--frontends", "0", "--admin-port", "0", "--set", f"server.admin_host={_ADMIN_HOST}"]
         words += ["--stale"]  # the head has refused what is stale, unless it was told otherwise
         try:
             server = await_ready(self._starter.submit(spawn, *words, log=self._log).result(), self._log)
