@@ -110,7 +110,7 @@ class Meter:
         if not stats.sending:
             return
         clients = [child.pid for child in active_children() if child.name == "cotenant-load" and child.pid]
-        spent = front_end_cpu_ns(self._server) + sum(_cpu_ns(pid, lambda _: True) for pid in clients)
+        spent = front_end_cpu_ns(self._server) + sum(_cpu_ns(pid, _any) for pid in clients)
         look = (time.monotonic(), stats.elapsed_ns, spent)
         self._first, self._last = self._first or look, look
 
@@ -131,10 +131,15 @@ def front_end_cpu_ns(pid: int) -> int:
     """
     nice = os.getpriority(os.PRIO_PROCESS, pid)
     return sum(
-        _cpu_ns(each, lambda thread: is_front or os.getpriority(os.PRIO_PROCESS, thread) <= nice)
+        _cpu_ns(
+            each, _any if FRONT_END in command(each) else lambda thread: os.getpriority(os.PRIO_PROCESS, thread) <= nice
+        )
         for each in family(pid)
-        for is_front in [FRONT_END in command(each)]
     )
+
+
+def _any(_: int) -> bool:
+    return True
 
 
 def _cpu_ns(pid: int, counts: Callable[[int], bool]) -> int:
