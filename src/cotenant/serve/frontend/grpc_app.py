@@ -24,7 +24,7 @@ from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_ns
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
@@ -35,8 +35,6 @@ from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_
 T = TypeVar("T")
 Method = Callable[["UnaryCall", Packed], None]
 
-_CONTROL_THREADS = 8
-_CODEC_THREADS = 2
 _MOST_LOADS = 32
 """Calls that wait for a load; further ones are refused."""
 _SPENT_HEADER = SPENT_KEY.encode()
@@ -55,27 +53,21 @@ _UNSERVED = {
 
 
 class GrpcApp:
-    """Answers calls, with two small pools of threads and a line of loads, which `close` lets go. Implements H2App."""
+    """Answers calls, with the threads of its loop and a line of loads, which `close` lets go. Implements H2App."""
 
-    def __init__(self, backend: Backend, limits: Limits, access: Access) -> None:
+    def __init__(self, backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> None:
         self._backend = backend
         self._limits = limits
         self._access = access
-        self._inbox: LoopInbox | None = None
+        self._off_loop = off_loop
         self._in_progress = 0
         self._loading = 0
         self.loads = LoadLine(backend, "cotenant-grpc-loads")
-        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-grpc-control")
-        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-grpc-codec")
-        self._inflate_thread = LoopThreads(1, "cotenant-grpc-inflate", INFLATE_NICE)
         self._methods = self._control_methods() | {_INFER: self._infer}
 
     def close(self) -> None:
-        """Let the idle threads end; calls in progress are not waited for."""
+        """Take no further load; calls in progress are not waited for."""
         self.loads.close()
-        self._control_threads.shutdown()
-        self._codec_threads.shutdown()
-        self._inflate_thread.shutdown()
 
     # --- H2App ----------------------------------------------------------------------------------------------------
 
@@ -127,7 +119,9 @@ class GrpcApp:
     ) -> None:
         """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
         if is_packed:
-            self.in_thread(call, partial(unpack, call.encoding, data, self._limits), then, failed, self._inflate_thread)
+            self.in_thread(
+                call, partial(unpack, call.encoding, data, self._limits), then, failed, self._off_loop.inflate
+            )
         else:
             then(data)
 
@@ -215,7 +209,7 @@ class GrpcApp:
         if is_prompt:
             call.answer(work())
         else:
-            self.in_thread(call, work, call.answer, threads=self._control_threads)
+            self.in_thread(call, work, call.answer, threads=self._off_loop.control)
 
     def _load(self, name: str, call: UnaryCall, data: Packed) -> None:
         if self._access is Access.CLOSED:
@@ -237,9 +231,7 @@ class GrpcApp:
     @property
     def inbox(self) -> LoopInbox:
         """Calls for the loop."""
-        if self._inbox is None:
-            self._inbox = LoopInbox()
-        return self._inbox
+        return self._off_loop.inbox
 
     def in_thread(
         self,
@@ -250,15 +242,7 @@ class GrpcApp:
         threads: LoopThreads | None = None,
     ) -> None:
         """Do work in a thread, and then on the loop what follows from it; errors of both are the end of the call."""
-        tell = failed or call.fail_with
-
-        def follow(value: T) -> None:
-            try:
-                then(value)
-            except Exception as error:
-                tell(error)
-
-        self.inbox.when_done((threads or self._codec_threads).submit(work), follow, tell)
+        self._off_loop.run(threads or self._off_loop.codec, work, then, failed or call.fail_with)
 
 
 class UnaryCall(Call):

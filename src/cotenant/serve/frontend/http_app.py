@@ -22,8 +22,7 @@ from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, erro
 from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_BYTES, OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -40,18 +39,17 @@ _SPENT_HEADER = SPENT_KEY.encode()
 _COMPRESS_FROM_BYTES = 1 << 10
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
-_CONTROL_THREADS = 8
-_CODEC_THREADS = 2
 
 
-def http_app(backend: Backend, limits: Limits, access: Access) -> HttpApp:
+def http_app(backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> HttpApp:
     """Make the front-end that serves `backend` to clients of the Open Inference Protocol v2."""
     control = {endpoint: partial(call, backend) for endpoint, call in CONTROL.items()}
-    return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"), access)
+    loads = LoadLine(backend, "cotenant-http-loads")
+    return HttpApp(backend, limits, control, off_loop, backend.replied, loads, access)
 
 
 class HttpApp:
-    """Answers requests, with two small pools of threads and a line of loads, which `close` lets go. Implements App.
+    """Answers requests, with the threads of its loop and a line of loads, which `close` lets go. Implements App.
 
     `control` answers every other endpoint that it is asked for; `replied`: see Backend.
     """
@@ -61,6 +59,7 @@ class HttpApp:
         backend: Infer,
         limits: Limits,
         control: Mapping[Endpoint, Callable[[HttpRoute, bytes], Answer]],
+        off_loop: OffLoop,
         replied: Callable[[InferResult], None] = lambda _: None,
         loads: LoadLine | None = None,
         access: Access = Access.LOCAL,
@@ -70,20 +69,14 @@ class HttpApp:
         self._calls = control
         self._replied = replied
         self._router = Router()
-        self._inbox: LoopInbox | None = None
+        self._off_loop = off_loop
         self._loads = loads
         self._access = access
-        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
-        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
-        self._inflate_thread = LoopThreads(1, "cotenant-http-inflate", INFLATE_NICE)
 
     def close(self) -> None:
-        """Let the idle threads end; requests in progress are not waited for."""
+        """Take no further load; requests in progress are not waited for."""
         if self._loads is not None:
             self._loads.close()
-        self._control_threads.shutdown()
-        self._codec_threads.shutdown()
-        self._inflate_thread.shutdown()
 
     # --- App ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +139,7 @@ class HttpApp:
         def inflated(body: memoryview) -> None:
             self._submit_somewhere(exchange, body, header_length, submit)
 
-        self._in_thread(exchange, self._inflate_thread, inflate, inflated)
+        self._in_thread(exchange, self._off_loop.inflate, inflate, inflated)
 
     def _submit_somewhere(
         self,
@@ -158,9 +151,8 @@ class HttpApp:
         """Decode and submit here, or in a thread what takes long."""
         json_length = header_length or len(body)
         if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
-            self._in_thread(
-                exchange, self._codec_threads, partial(submit, body), partial(self._submitted_late, exchange)
-            )
+            submitted = partial(self._submitted_late, exchange)
+            self._in_thread(exchange, self._off_loop.codec, partial(submit, body), submitted)
         else:
             query = submit(body)
             if not exchange.is_over:
@@ -179,7 +171,7 @@ class HttpApp:
         wire = self._decode(route, body, header_length)
         if spent_us:
             wire = less_spent(wire, spent_us)
-        put = self._loop_inbox.put
+        put = self._off_loop.inbox.put
 
         def done(result: InferResult) -> None:
             put(lambda: self._ended(exchange, route, wire, accept, result))
@@ -214,7 +206,7 @@ class HttpApp:
                 self._encode(exchange, wire, result, batched, accept)
             else:
                 encode = partial(self._encode, exchange, wire, result, batched, accept)
-                self._in_thread(exchange, self._codec_threads, encode, lambda _: None)
+                self._in_thread(exchange, self._off_loop.codec, encode, lambda _: None)
         except Exception as error:
             self._fail(exchange, error)
 
@@ -227,7 +219,7 @@ class HttpApp:
             answer = error_answer(error.status.value[0], error.message, number + _told(FAILURE))
         finally:
             self._replied(result)  # what follows waits for the client's socket alone
-        self._loop_inbox.put(partial(exchange.answer, answer))
+        self._off_loop.inbox.put(partial(exchange.answer, answer))
 
     # --- control --------------------------------------------------------------------------------------------------
 
@@ -239,30 +231,22 @@ class HttpApp:
             exchange.answer(self._calls[endpoint](route, b""))
         elif endpoint in LOADS and self._loads is not None:
             put = partial(LOADS[endpoint], self._loads, route, body)
-            self._in_thread(exchange, self._control_threads, put, partial(self._wait_for_load, exchange))
+            self._in_thread(exchange, self._off_loop.control, put, partial(self._wait_for_load, exchange))
         else:
             call = partial(self._calls[endpoint], route, body)
-            self._in_thread(exchange, self._control_threads, call, exchange.answer)
+            self._in_thread(exchange, self._off_loop.control, call, exchange.answer)
 
     def _wait_for_load(self, exchange: Exchange, load: Future[None]) -> None:
-        self._when_done(exchange, load, lambda _: exchange.answer(json_answer(200, {})))
+        done = json_answer(200, {})
+        self._off_loop.inbox.when_done(load, lambda _: exchange.answer(done), partial(self._fail, exchange))
 
     # --- threads --------------------------------------------------------------------------------------------------
-
-    @property
-    def _loop_inbox(self) -> LoopInbox:
-        if self._inbox is None:
-            self._inbox = LoopInbox()
-        return self._inbox
 
     def _in_thread(
         self, exchange: Exchange, threads: LoopThreads, work: Callable[[], T], then: Callable[[T], None]
     ) -> None:
         """Do work in one of the threads, and then on the loop what follows from it."""
-        self._when_done(exchange, threads.submit(work), then)
-
-    def _when_done(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
-        self._loop_inbox.when_done(future, then, partial(self._fail, exchange))
+        self._off_loop.run(threads, work, then, partial(self._fail, exchange))
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Tell the client of an error."""

@@ -1,7 +1,12 @@
-"""What takes so long to read or to write that a thread does it, and not the event loop."""
+"""What takes so long to read or to write that a thread does it, and not the event loop, and the threads for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from cotenant.serve.frontend.call_threads import LoopThreads
+from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.wire.api import InferResult
 from cotenant.wire.codec import WireRequest, size_bytes
 
@@ -14,6 +19,45 @@ INFLATE_NICE = 10
 _NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
 """Of a number as text, a class or an element of BYTES, a number to choose classes from, and of a byte to compress:
 measured on a core of 2.6 GHz."""
+_CONTROL_THREADS = 8
+_CODEC_THREADS = 2
+T = TypeVar("T")
+
+
+class OffLoop:
+    """The threads beside an event loop, and the way back to it: one object for all front-ends of the loop.
+
+    `control` answers calls that may block, `codec` decodes and encodes, `inflate` undoes compression.
+    Raises CotenantError where no thread can be started.
+    """
+
+    def __init__(self) -> None:
+        self.control = LoopThreads(_CONTROL_THREADS, "cotenant-control")
+        self.codec = LoopThreads(_CODEC_THREADS, "cotenant-codec")
+        self.inflate = LoopThreads(1, "cotenant-inflate", INFLATE_NICE)
+        self._inbox: LoopInbox | None = None
+
+    @property
+    def inbox(self) -> LoopInbox:
+        """Calls for the loop. To be asked for on its thread first."""
+        if self._inbox is None:
+            self._inbox = LoopInbox()
+        return self._inbox
+
+    def run(
+        self,
+        threads: LoopThreads,
+        work: Callable[[], T],
+        then: Callable[[T], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Do work in one of the threads, and then on the loop what follows from it; `failed` gets errors of both."""
+        self.inbox.when_done(threads.submit(work), then, failed)
+
+    def close(self) -> None:
+        """Let the idle threads end; work in progress is not waited for."""
+        for threads in (self.control, self.codec, self.inflate):
+            threads.shutdown()
 
 
 def writing_ns(wire: WireRequest, result: InferResult, accept: bytes = b"") -> int:
