@@ -379,7 +379,7 @@ class Reader:
         self.holds = False
         self.unread = self.most_unread = self.submitted = self.released = 0
         self.trailers: Any = None
-        self.inbox = SimpleNamespace(put=lambda call: call())
+        self.off_loop = SimpleNamespace(inbox=SimpleNamespace(put=lambda call: call()))
         self.call = StreamCall(self, self, self, {b":path": b"/stream"}, limits)  # type: ignore[arg-type]
         self.call.begin()
         for each in requests:

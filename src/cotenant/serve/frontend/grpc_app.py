@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from cotenant.serve.frontend.admin_access import CLOSED, Access
-from cotenant.serve.frontend.call_threads import LoopThreads
-from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpack
+from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpacking
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
 from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, UNIMPLEMENTED, status_fields
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
@@ -23,8 +22,7 @@ from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
@@ -32,7 +30,6 @@ from cotenant.wire.codec import Limits, WireRequest, bad, less_spent, shown
 from cotenant.wire.ending import Ending
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE, SPENT_KEY
 
-T = TypeVar("T")
 Method = Callable[["UnaryCall", Packed], None]
 
 _MOST_LOADS = 32
@@ -59,7 +56,7 @@ class GrpcApp:
         self._backend = backend
         self._limits = limits
         self._access = access
-        self._off_loop = off_loop
+        self.off_loop = off_loop
         self._in_progress = 0
         self._loading = 0
         self.loads = LoadLine(backend, "cotenant-grpc-loads")
@@ -119,9 +116,8 @@ class GrpcApp:
     ) -> None:
         """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
         if is_packed:
-            self.in_thread(
-                call, partial(unpack, call.encoding, data, self._limits), then, failed, self._off_loop.inflate
-            )
+            steps = unpacking(call.encoding, data, self._limits)
+            self.off_loop.inflate("", steps, then, failed or call.fail_with)
         else:
             then(data)
 
@@ -135,7 +131,8 @@ class GrpcApp:
     ) -> None:
         """Decode a request, at once or in a thread, and do on the loop what follows from it."""
         if is_slow(message, nbytes):
-            self.in_thread(call, partial(codec_grpc.decode_request, message, self._limits), then, failed)
+            work = partial(codec_grpc.decode_request, message, self._limits)
+            self.off_loop.convert(message.model_name, nbytes, work, then, failed or call.fail_with)
         else:
             then(codec_grpc.decode_request(message, self._limits))
 
@@ -146,7 +143,7 @@ class GrpcApp:
             wire = with_deadline(wire, call.timeout_s)
         elif _SPENT_HEADER in call.fields:
             wire = less_spent(wire, call.fields[_SPENT_HEADER].decode("latin-1"))
-        put = self.inbox.put
+        put = self.off_loop.inbox.put
 
         def done(result: InferResult) -> None:
             put(lambda: self._ended(call, wire, result))
@@ -166,8 +163,9 @@ class GrpcApp:
         else:
             encode = partial(encode_answer, self._backend, wire, result, self._backend.replied)
             failed = partial(call.fail_with, pairs=number)
-            if writing_ns(wire, result) >= OFF_LOOP_NS:
-                self.in_thread(call, lambda: encode().SerializeToString(), call.answer, failed)
+            if (took_ns := writing_ns(wire, result)) >= OFF_LOOP_NS:
+                model, work = wire.request.model, lambda: encode().SerializeToString()
+                self.off_loop.convert(model, writing_cost(took_ns), work, call.answer, failed)
                 return
             try:
                 call.answer(encode().SerializeToString())
@@ -209,7 +207,7 @@ class GrpcApp:
         if is_prompt:
             call.answer(work())
         else:
-            self.in_thread(call, work, call.answer, threads=self._off_loop.control)
+            self.off_loop.control(work, call.answer, call.fail_with)
 
     def _load(self, name: str, call: UnaryCall, data: Packed) -> None:
         if self._access is Access.CLOSED:
@@ -221,28 +219,10 @@ class GrpcApp:
         self._loading += 1
         call.on_finish = self._loaded
         answer: bytes = MESSAGES[f"{name}Response"]().SerializeToString()
-        self.inbox.when_done(future, lambda _: call.answer(answer), call.fail_with)
+        self.off_loop.inbox.when_done(future, lambda _: call.answer(answer), call.fail_with)
 
     def _loaded(self) -> None:
         self._loading -= 1
-
-    # --- threads --------------------------------------------------------------------------------------------------
-
-    @property
-    def inbox(self) -> LoopInbox:
-        """Calls for the loop."""
-        return self._off_loop.inbox
-
-    def in_thread(
-        self,
-        call: Call,
-        work: Callable[[], T],
-        then: Callable[[T], None],
-        failed: Callable[[BaseException], None] | None = None,
-        threads: LoopThreads | None = None,
-    ) -> None:
-        """Do work in a thread, and then on the loop what follows from it; errors of both are the end of the call."""
-        self._off_loop.run(threads or self._off_loop.codec, work, then, failed or call.fail_with)
 
 
 class UnaryCall(Call):

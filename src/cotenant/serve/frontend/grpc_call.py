@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from cotenant.serve.frontend.call_threads import Steps
 from cotenant.serve.frontend.grpc_frames import (
     CODES,
     DEADLINE_EXCEEDED,
@@ -191,17 +192,18 @@ class Call:
                 self.fail(INTERNAL, INTERNAL_ERROR, (*pairs, *FAILURE.pairs()))
 
 
-def unpack(encoding: bytes, data: Packed, limits: Limits) -> bytes:
-    """Undo the compression of a message; never makes more than the body limit. Raises FrameError and ServeError."""
+def unpacking(encoding: bytes, data: Packed, limits: Limits) -> Steps[bytes]:
+    """Undo the compression of a message in steps, as `codec_http.inflating` does. Raises FrameError and ServeError."""
     if encoding not in _ENCODINGS:
         text = f"messages compressed by {encoding.decode('latin-1')!r} are not supported, expected gzip or deflate"
         raise FrameError(UNIMPLEMENTED, text)
     try:
-        return bytes(codec_http.decompress(encoding, memoryview(data), limits))
+        body = yield from codec_http.inflating(encoding, memoryview(data), limits)
     except ServeError as error:
         if error.status is Status.TOO_LARGE:
             raise FrameError(RESOURCE_EXHAUSTED, error.message) from None
         raise
+    return bytes(body)
 
 
 def parse(kind: str, data: Packed) -> Any:

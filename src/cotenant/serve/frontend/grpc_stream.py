@@ -14,8 +14,7 @@ from cotenant.serve.frontend.grpc_call import HEADERS, INTERNAL_ERROR, OK_TRAILE
 from cotenant.serve.frontend.grpc_frames import FrameError
 from cotenant.serve.frontend.grpc_messages import encode_answer
 from cotenant.serve.frontend.h2_connection import H2Stream
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, InferResult, ServeError, Status
@@ -35,8 +34,8 @@ class Codec(Protocol):
     """What a stream needs of the front-end."""
 
     @property
-    def inbox(self) -> LoopInbox:
-        """Calls for the loop."""
+    def off_loop(self) -> OffLoop:
+        """The threads beside the loop."""
 
     def unpacked(
         self,
@@ -57,15 +56,6 @@ class Codec(Protocol):
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Decode a request, at once or in a thread, and do on the loop what follows from it."""
-
-    def in_thread(
-        self,
-        call: Call,
-        work: Callable[[], Any],
-        then: Callable[[Any], None],
-        failed: Callable[[BaseException], None] | None = None,
-    ) -> None:
-        """Do work in a thread, and then on the loop what follows from it."""
 
 
 class _Request(NamedTuple):
@@ -226,7 +216,7 @@ class StreamCall(Call):
     def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, came_ns: int) -> None:
         if self.is_over:
             return
-        put = self._codec.inbox.put
+        put = self._codec.off_loop.inbox.put
 
         def done(result: InferResult) -> None:
             put(lambda: self._ended(number, nbytes, wire, final_flag, result))
@@ -270,9 +260,11 @@ class StreamCall(Call):
         """Write the answers that are ready, as long as the client takes them."""
         while self._outbox and not self._is_encoding and self.stream.unsent() < _UNSENT_BYTES:
             item = self._outbox.popleft()
-            if isinstance(item, _Answer) and writing_ns(item.wire, item.result) >= OFF_LOOP_NS:
+            if isinstance(item, _Answer) and (took_ns := writing_ns(item.wire, item.result)) >= OFF_LOOP_NS:
                 self._is_encoding = True
-                self._codec.in_thread(self, partial(self._encode, item), partial(self._encoded, item.nbytes))
+                model, encode = item.wire.request.model, partial(self._encode, item)
+                encoded = partial(self._encoded, item.nbytes)
+                self._codec.off_loop.convert(model, writing_cost(took_ns), encode, encoded, self.fail_with)
             else:
                 self._send(item.nbytes, self._encode(item))
 

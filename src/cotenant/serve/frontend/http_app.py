@@ -11,18 +11,16 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 from msgspec import structs
 
 from cotenant.serve.frontend.admin_access import Access, barred
-from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
 from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -30,7 +28,6 @@ from cotenant.wire.codec import Limits, WireRequest, less_spent, shown
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
 
-T = TypeVar("T")
 _log = logging.getLogger("cotenant.http")
 
 _OCTETS = b"application/octet-stream"
@@ -132,18 +129,19 @@ class HttpApp:
                 spent_us = value.decode("latin-1")
         submit = partial(self._submit, exchange, route, header_length, accept, spent_us)
         if content_encoding in (b"", b"identity"):
-            self._submit_somewhere(exchange, exchange.body, header_length, submit)
+            self._submit_somewhere(exchange, route.model, exchange.body, header_length, submit)
             return
-        inflate = partial(codec_http.decompress, content_encoding, exchange.body, self._limits)
+        steps = codec_http.inflating(content_encoding, exchange.body, self._limits)
 
         def inflated(body: memoryview) -> None:
-            self._submit_somewhere(exchange, body, header_length, submit)
+            self._submit_somewhere(exchange, route.model, body, header_length, submit)
 
-        self._in_thread(exchange, self._off_loop.inflate, inflate, inflated)
+        self._off_loop.inflate(route.model, steps, inflated, partial(self._fail, exchange))
 
     def _submit_somewhere(
         self,
         exchange: Exchange,
+        model: str,
         body: bytes | memoryview,
         header_length: int | None,
         submit: Callable[[bytes | memoryview], int],
@@ -151,8 +149,8 @@ class HttpApp:
         """Decode and submit here, or in a thread what takes long."""
         json_length = header_length or len(body)
         if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
-            submitted = partial(self._submitted_late, exchange)
-            self._in_thread(exchange, self._off_loop.codec, partial(submit, body), submitted)
+            then, failed = partial(self._submitted_late, exchange), partial(self._fail, exchange)
+            self._off_loop.convert(model, len(body), partial(submit, body), then, failed)
         else:
             query = submit(body)
             if not exchange.is_over:
@@ -202,11 +200,12 @@ class HttpApp:
                 exchange.answer(error_answer(end.status.value[0], end.message, number + _told(end.ending)))
                 return
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
-            if exchange.is_over or writing_ns(wire, result, accept) < OFF_LOOP_NS:
+            if exchange.is_over or (took_ns := writing_ns(wire, result, accept)) < OFF_LOOP_NS:
                 self._encode(exchange, wire, result, batched, accept)
             else:
                 encode = partial(self._encode, exchange, wire, result, batched, accept)
-                self._in_thread(exchange, self._off_loop.codec, encode, lambda _: None)
+                cost, failed = writing_cost(took_ns), partial(self._fail, exchange)
+                self._off_loop.convert(route.model, cost, encode, lambda _: None, failed)
         except Exception as error:
             self._fail(exchange, error)
 
@@ -231,22 +230,16 @@ class HttpApp:
             exchange.answer(self._calls[endpoint](route, b""))
         elif endpoint in LOADS and self._loads is not None:
             put = partial(LOADS[endpoint], self._loads, route, body)
-            self._in_thread(exchange, self._off_loop.control, put, partial(self._wait_for_load, exchange))
+            self._off_loop.control(put, partial(self._wait_for_load, exchange), partial(self._fail, exchange))
         else:
             call = partial(self._calls[endpoint], route, body)
-            self._in_thread(exchange, self._off_loop.control, call, exchange.answer)
+            self._off_loop.control(call, exchange.answer, partial(self._fail, exchange))
 
     def _wait_for_load(self, exchange: Exchange, load: Future[None]) -> None:
         done = json_answer(200, {})
         self._off_loop.inbox.when_done(load, lambda _: exchange.answer(done), partial(self._fail, exchange))
 
-    # --- threads --------------------------------------------------------------------------------------------------
-
-    def _in_thread(
-        self, exchange: Exchange, threads: LoopThreads, work: Callable[[], T], then: Callable[[T], None]
-    ) -> None:
-        """Do work in one of the threads, and then on the loop what follows from it."""
-        self._off_loop.run(threads, work, then, partial(self._fail, exchange))
+    # --- errors ---------------------------------------------------------------------------------------------------
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Tell the client of an error."""

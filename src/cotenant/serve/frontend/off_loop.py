@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from cotenant.serve.frontend.call_threads import LoopThreads
+from cotenant.serve.frontend.call_threads import LoopThreads, Steps
 from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.wire.api import InferResult
 from cotenant.wire.codec import WireRequest, size_bytes
+from cotenant.wire.codec_http import INFLATE_STEP_BYTES
 
 OFF_LOOP_BYTES = 128 << 10
 """Requests from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
@@ -22,19 +23,21 @@ measured on a core of 2.6 GHz."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
 T = TypeVar("T")
+Failed = Callable[[BaseException], None]
 
 
 class OffLoop:
     """The threads beside an event loop, and the way back to it: one object for all front-ends of the loop.
 
-    `control` answers calls that may block, `codec` decodes and encodes, `inflate` undoes compression.
-    Raises CotenantError where no thread can be started.
+    Each method has work done by a thread, and calls `then` with what it made, or `failed` with its error or that of
+    `then`, on the loop. Work on bodies and answers is served round robin by tenant: `key` is the name of the model,
+    `cost` is in bytes. Raises CotenantError where no thread can be started.
     """
 
     def __init__(self) -> None:
-        self.control = LoopThreads(_CONTROL_THREADS, "cotenant-control")
-        self.codec = LoopThreads(_CODEC_THREADS, "cotenant-codec")
-        self.inflate = LoopThreads(1, "cotenant-inflate", INFLATE_NICE)
+        self._control = LoopThreads(_CONTROL_THREADS, "cotenant-control")
+        self._codec = LoopThreads(_CODEC_THREADS, "cotenant-codec")
+        self._inflate = LoopThreads(1, "cotenant-inflate", INFLATE_NICE)
         self._inbox: LoopInbox | None = None
 
     @property
@@ -44,19 +47,21 @@ class OffLoop:
             self._inbox = LoopInbox()
         return self._inbox
 
-    def run(
-        self,
-        threads: LoopThreads,
-        work: Callable[[], T],
-        then: Callable[[T], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        """Do work in one of the threads, and then on the loop what follows from it; `failed` gets errors of both."""
-        self.inbox.when_done(threads.submit(work), then, failed)
+    def control(self, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
+        """Answer a call that may block."""
+        self.inbox.when_done(self._control.submit(work), then, failed)
+
+    def convert(self, key: str, cost: int, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
+        """Decode or encode."""
+        self.inbox.when_done(self._codec.submit(work, key, cost), then, failed)
+
+    def inflate(self, key: str, steps: Steps[T], then: Callable[[T], None], failed: Failed) -> None:
+        """Undo the compression of a body, step by step."""
+        self.inbox.when_done(self._inflate.submit_steps(steps, key, INFLATE_STEP_BYTES), then, failed)
 
     def close(self) -> None:
         """Let the idle threads end; work in progress is not waited for."""
-        for threads in (self.control, self.codec, self.inflate):
+        for threads in (self._control, self._codec, self._inflate):
             threads.shutdown()
 
 
@@ -78,3 +83,8 @@ def writing_ns(wire: WireRequest, result: InferResult, accept: bytes = b"") -> i
         if accept:
             total += _COMPRESS_NS * array.nbytes
     return total
+
+
+def writing_cost(took_ns: int) -> int:
+    """The cost of writing an answer that takes so long, in bytes of a request that take as long to be decoded."""
+    return took_ns * OFF_LOOP_BYTES // OFF_LOOP_NS
