@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.errors import CotenantError
-from cotenant.types import Cause, Outcome
+from cotenant.types import Cause, LossCause, Outcome
 from cotenant.wire.ending import FAILURE, Ending
 
 Array = npt.NDArray[Any]
@@ -31,6 +31,8 @@ class Status(Enum):
     TOO_LARGE = (413, "INVALID_ARGUMENT")
     INTERNAL = (500, "INTERNAL")
     UNIMPLEMENTED = (501, "UNIMPLEMENTED")
+    TOO_MANY = (429, "RESOURCE_EXHAUSTED")
+    """More queries a second than the tenant's `max_rate`; whatever else is refused for load is UNAVAILABLE."""
     UNAVAILABLE = (503, "UNAVAILABLE")
     CANCELLED = (499, "CANCELLED")
 
@@ -53,6 +55,7 @@ _ENDINGS = {
     Status.UNAVAILABLE: _UNSERVED,
     Status.NOT_FOUND: Ending(Outcome.FAILED, Cause.UNSERVED),
     Status.CANCELLED: Ending(Outcome.CANCELLED),
+    Status.TOO_MANY: Ending(Outcome.REJECTED),
 }
 
 
@@ -123,9 +126,12 @@ _STATUS_OF = {
 }
 
 
-def unanswered(outcome: Outcome, query: int, version: str, reason: str) -> InferResult:
+def unanswered(
+    outcome: Outcome, query: int, version: str, reason: str, cause: LossCause | UnsetType = UNSET
+) -> InferResult:
     """The result of a query that ended without outputs."""
-    return InferResult(outcome, query, version, reason=reason, status=_STATUS_OF[outcome])
+    status = Status.TOO_MANY if cause is LossCause.RATE_LIMIT else _STATUS_OF[outcome]
+    return InferResult(outcome, query, version, reason=reason, status=status)
 
 
 def not_answered(result: InferResult, *, ready: bool) -> ServeError:

@@ -70,7 +70,7 @@ def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outp
     if outputs is not None:
         done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
     else:
-        done(unanswered(respond.outcome, respond.query, version, respond.reason))
+        done(unanswered(respond.outcome, respond.query, version, respond.reason, respond.cause))
 
 
 @contextmanager
