@@ -41,13 +41,22 @@ class ServeError(CotenantError):
     """A request cannot be served; carries the status for the wire, a sentence for the user, and how the query ended.
 
     Where `ending` is not given the status says it: UNAVAILABLE and NOT_FOUND are servers that take no such query.
+    `cause` is that of a lost query, for one that is refused before it is a query (see QueryRefused).
     """
 
-    def __init__(self, status: Status, message: str, ending: Ending | None = None) -> None:
+    def __init__(
+        self, status: Status, message: str, ending: Ending | None = None, cause: LossCause | UnsetType = LossCause.GONE
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.ending = ending or _ENDINGS.get(status, FAILURE)
+        self.cause = cause
+
+    @property
+    def is_for_load(self) -> bool:
+        """Whether the server would have taken the query with less to do: its client may try again later."""
+        return self.status in (Status.UNAVAILABLE, Status.TOO_MANY) and self.ending.cause is None
 
 
 _UNSERVED = Ending(Outcome.REJECTED, Cause.UNSERVED)
@@ -195,6 +204,16 @@ class Describe(Protocol):
 
 class Infer(Describe, Protocol):
     """What answers queries of the models that it describes."""
+
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        """Why no query of this model is taken now, as far as that is known without one; None where it may be. For a
+        request whose body is not read yet: quick, and changes nothing. What it gives may be out of date.
+        """
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        """A request is answered with an error and never gets a query: by what `refusal` said, or for want of room at
+        the front-end. To be told once of each such request, whose first byte could be read at `arrival_ns`.
+        """
 
     def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
         """Take a query and return its number. `done` is called exactly once, from any thread, possibly before this

@@ -379,6 +379,15 @@ def inflating(encoding: bytes, body: bytes | memoryview, limits: Limits) -> Gene
     return memoryview(out).toreadonly()
 
 
+def inflated_start(encoding: bytes, start: bytes, most_bytes: int) -> bytes:
+    """The first bytes, so many at most, of a body whose first compressed bytes these are; b"" where it is no such."""
+    wbits = _WBITS.get(encoding)
+    try:
+        return zlib.decompressobj(wbits).decompress(start, most_bytes) if wbits is not None else b""
+    except zlib.error:
+        return b""
+
+
 def compress(encoding: bytes, body: bytes) -> bytes:
     """Apply `Content-Encoding` gzip or deflate, at the fastest level: the processor is what tenants share."""
     machine = zlib.compressobj(1, zlib.DEFLATED, _WBITS[encoding])

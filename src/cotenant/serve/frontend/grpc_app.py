@@ -14,9 +14,10 @@ from typing import Any
 from msgspec import structs
 
 from cotenant.serve.frontend.admin_access import CLOSED, Access
+from cotenant.serve.frontend.grpc_admission import GrpcAdmission, Incoming
 from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpacking
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
-from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, UNIMPLEMENTED, status_fields
+from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, START_BYTES, UNIMPLEMENTED, status_fields
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
 from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
@@ -57,10 +58,11 @@ class GrpcApp:
         self._limits = limits
         self._access = access
         self.off_loop = off_loop
+        self.admission = GrpcAdmission(backend, limits, off_loop.pending)
         self._in_progress = 0
         self._loading = 0
         self.loads = LoadLine(backend, "cotenant-grpc-loads")
-        self._methods = self._control_methods() | {_INFER: self._infer}
+        self._methods = self._control_methods()
 
     def close(self) -> None:
         """Take no further load; calls in progress are not waited for."""
@@ -81,6 +83,8 @@ class GrpcApp:
             stream.refuse((*HEADERS, *status_fields(RESOURCE_EXHAUSTED, text)))
         elif method is not None:
             return UnaryCall(self, method, stream, fields, self._limits)
+        elif path == _INFER:
+            return InferCall(self, stream, fields, self._limits)
         elif path == _STREAM:
             return self._stream(stream, fields)
         elif path in REFLECTION:
@@ -93,10 +97,11 @@ class GrpcApp:
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
-    def _infer(self, call: UnaryCall, data: Packed) -> None:
-        self.take_slot(call)
+    def infer(self, call: UnaryCall, data: Packed) -> None:
+        """Begin with the only message of a call, whose slot is taken."""
         message = parse("ModelInferRequest", data)
-        self.decode(call, message, len(data), partial(self._submit, call))
+        self.admission.admit(call.incoming, message.model_name, message.model_version)
+        self.decode(call, call.incoming, message, len(data), partial(self._submit, call))
 
     def take_slot(self, call: Call) -> None:
         """Count a call until it is over. Raises ServeError where there are too many."""
@@ -109,21 +114,31 @@ class GrpcApp:
     def unpacked(
         self,
         call: Call,
+        incoming: Incoming,
         is_packed: bool,
         data: Packed,
         then: Callable[[Packed], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
-        if is_packed:
-            steps = unpacking(call.encoding, data, self._limits)
-            self.off_loop.inflate("", steps, then, failed or call.fail_with)
-        else:
+        if not is_packed:
             then(data)
+            return
+
+        def inflated(made: Packed) -> None:
+            if call.is_over:
+                incoming.let_go()
+                return
+            self.admission.count(incoming, len(made))
+            then(made)
+
+        steps = unpacking(call.encoding, data, self._limits)
+        self.off_loop.inflate(incoming.model, steps, inflated, failed or call.fail_with, incoming.held)
 
     def decode(
         self,
         call: Call,
+        incoming: Incoming,
         message: Any,
         nbytes: int,
         then: Callable[[WireRequest], None],
@@ -132,7 +147,7 @@ class GrpcApp:
         """Decode a request, at once or in a thread, and do on the loop what follows from it."""
         if is_slow(message, nbytes):
             work = partial(codec_grpc.decode_request, message, self._limits)
-            self.off_loop.convert(message.model_name, nbytes, work, then, failed or call.fail_with)
+            self.off_loop.convert(incoming.model, nbytes, work, then, failed or call.fail_with, incoming.held)
         else:
             then(codec_grpc.decode_request(message, self._limits))
 
@@ -234,6 +249,7 @@ class UnaryCall(Call):
         super().__init__(stream, fields, limits)
         self.on_gone: Callable[[], None] | None = None
         """Called once if the call ends before its answer."""
+        self.incoming = Incoming(stream.arrival_ns)
         self._app = app
         self._method = method
         self._is_taken = False
@@ -246,16 +262,47 @@ class UnaryCall(Call):
         elif messages:
             self._is_taken = True
             self.stream.release()
-            self._app.unpacked(self, *messages[0], partial(self._method, self))
+            self.begin(*messages[0])
         elif is_end:
             raise bad("the call has no message, expected one")
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """Count the message, whose length is known."""
+        if self.incoming.held is None:
+            self._app.admission.count(self.incoming, nbytes)
+
+    def begin(self, is_packed: bool, data: Packed) -> None:
+        """The message has come."""
+        if self.incoming.held is None:
+            self._app.admission.count(self.incoming, len(data))
+        self._app.unpacked(self, self.incoming, is_packed, data, partial(self._method, self))
 
     def is_waiting(self) -> bool:
         """Whether the message has not come."""
         return not self._is_taken
 
     def withdraw(self) -> None:
-        """Cancel the query."""
+        """Cancel the query, and count the message no more."""
+        self.incoming.let_go()
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
+
+
+class InferCall(UnaryCall):
+    """A call of one inference, which may be refused by the start of its message."""
+
+    def __init__(self, app: GrpcApp, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
+        super().__init__(app, app.infer, stream, fields, limits)
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """Count the message, and look for its model."""
+        super().coming(is_packed, start, nbytes)
+        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start, nbytes)
+
+    def begin(self, is_packed: bool, data: Packed) -> None:
+        """The message has come: look for its model where that is cheaper than to take it apart."""
+        self._app.take_slot(self)
+        encoding = self.encoding if is_packed else None
+        self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]), len(data))
+        super().begin(is_packed, data)

@@ -97,6 +97,8 @@ class Call:
             self.stream.expect(length)
         try:
             self.take(found, is_end)
+            if reader.length and not self.is_over:
+                self.coming(*reader.start, reader.length)
         except Exception as error:
             self.fail_with(error)
 
@@ -134,6 +136,10 @@ class Call:
     @abstractmethod
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
         """Messages have come, or the end, or a part of a message. What is raised is the status of the call."""
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """A part of a message of `nbytes` has come, with these bytes at its start. What is raised is the status of the
+        call."""
 
     @abstractmethod
     def withdraw(self) -> None:

@@ -21,6 +21,7 @@ from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.pending_bytes import COUNTED_FROM_BYTES, Held
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -33,6 +34,8 @@ _log = logging.getLogger("cotenant.http")
 _OCTETS = b"application/octet-stream"
 _QUERY_LINE = b"%b: %%d\r\n" % QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
+RETRY_AFTER = b"retry-after: 1\r\n"
+"""With what is refused for load: seconds."""
 _COMPRESS_FROM_BYTES = 1 << 10
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
@@ -77,15 +80,34 @@ class HttpApp:
 
     # --- App ------------------------------------------------------------------------------------------------------
 
-    def refusal(self, head: Head) -> Answer | None:
+    def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
         """See App."""
         try:
-            self._route(head)
+            route = self._route(head)
         except ServeError as error:
             return _refused(error)
         except _WrongMethodError as error:
             return error_answer(405, str(error))
-        return None
+        is_query = route.endpoint is Endpoint.INFER
+        refused = self._backend.refusal(route.model, route.version) if is_query else None
+        if refused is None and 0 <= head.length < COUNTED_FROM_BYTES:
+            return None
+        try:
+            if refused is not None:
+                raise refused
+            model = route.model if is_query else ""
+            return self._off_loop.pending.hold(model, max(0, head.length), self._limits.pending_bytes)
+        except ServeError as error:
+            return self._decline(route, arrival_ns, error)
+
+    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+        """See App."""
+        return self._decline(self._route(head), arrival_ns, error)
+
+    def _decline(self, route: HttpRoute, arrival_ns: int, error: ServeError) -> Answer:
+        """Answer a request that gets no query, and tell of it."""
+        self._backend.refused(route.model, arrival_ns, error)
+        return _refused(error)
 
     def request(self, exchange: Exchange) -> None:
         """See App."""
@@ -104,7 +126,7 @@ class HttpApp:
 
     def malformed(self, status: int, message: str) -> Answer:
         """See App."""
-        return error_answer(status, message)
+        return error_answer(status, message, RETRY_AFTER if status == 503 else b"")
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
@@ -134,9 +156,21 @@ class HttpApp:
         steps = codec_http.inflating(content_encoding, exchange.body, self._limits)
 
         def inflated(body: memoryview) -> None:
+            self._count_inflated(exchange, route, len(body))
             self._submit_somewhere(exchange, route.model, body, header_length, submit)
 
-        self._off_loop.inflate(route.model, steps, inflated, partial(self._fail, exchange))
+        self._off_loop.inflate(route.model, steps, inflated, partial(self._fail, exchange), exchange.held)
+
+    def _count_inflated(self, exchange: Exchange, route: HttpRoute, nbytes: int) -> None:
+        """Count what a body has become. Raises ServeError where there is no room for it."""
+        try:
+            if exchange.held is not None:
+                exchange.held.grow(nbytes)
+            elif not exchange.is_over:
+                exchange.held = self._off_loop.pending.hold(route.model, nbytes, self._limits.pending_bytes)
+        except ServeError as error:
+            self._backend.refused(route.model, exchange.arrival_ns, error)
+            raise
 
     def _submit_somewhere(
         self,
@@ -150,7 +184,7 @@ class HttpApp:
         json_length = header_length or len(body)
         if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
             then, failed = partial(self._submitted_late, exchange), partial(self._fail, exchange)
-            self._off_loop.convert(model, len(body), partial(submit, body), then, failed)
+            self._off_loop.convert(model, len(body), partial(submit, body), then, failed, exchange.held)
         else:
             query = submit(body)
             if not exchange.is_over:
@@ -197,7 +231,7 @@ class HttpApp:
             number = _QUERY_LINE % result.query
             if result.outcome not in ANSWERS:
                 end = not_answered(result, ready=self._backend.ready())
-                exchange.answer(error_answer(end.status.value[0], end.message, number + _told(end.ending)))
+                exchange.answer(_refused(end, number))
                 return
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
             if exchange.is_over or (took_ns := writing_ns(wire, result, accept)) < OFF_LOOP_NS:
@@ -258,8 +292,11 @@ class _WrongMethodError(Exception):
     """The endpoint does not take the method."""
 
 
-def _refused(error: ServeError) -> Answer:
-    return error_answer(error.status.value[0], error.message, _told(error.ending))
+def _refused(error: ServeError, fields: bytes = b"") -> Answer:
+    fields += _told(error.ending)
+    if error.is_for_load:
+        fields += RETRY_AFTER
+    return error_answer(error.status.value[0], error.message, fields)
 
 
 @functools.cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from cotenant.serve.frontend.call_threads import LoopThreads, Steps
 from cotenant.serve.frontend.loop_inbox import LoopInbox
+from cotenant.serve.frontend.pending_bytes import Held, PendingBytes
 from cotenant.wire.api import InferResult
 from cotenant.wire.codec import WireRequest, size_bytes
 from cotenant.wire.codec_http import INFLATE_STEP_BYTES
@@ -38,6 +40,8 @@ class OffLoop:
         self._control = LoopThreads(_CONTROL_THREADS, "cotenant-control")
         self._codec = LoopThreads(_CODEC_THREADS, "cotenant-codec")
         self._inflate = LoopThreads(1, "cotenant-inflate", INFLATE_NICE)
+        self.pending = PendingBytes()
+        """Bytes of the requests of all front-ends of the loop. For its thread alone."""
         self._inbox: LoopInbox | None = None
 
     @property
@@ -51,13 +55,29 @@ class OffLoop:
         """Answer a call that may block."""
         self.inbox.when_done(self._control.submit(work), then, failed)
 
-    def convert(self, key: str, cost: int, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
-        """Decode or encode."""
-        self.inbox.when_done(self._codec.submit(work, key, cost), then, failed)
+    def convert(
+        self,
+        key: str,
+        cost: int,
+        work: Callable[[], T],
+        then: Callable[[T], None],
+        failed: Failed,
+        held: Held | None = None,
+    ) -> None:
+        """Decode or encode. `held` counts the body until then, whatever becomes of its request."""
+        self._follow(self._codec.submit(work, key, cost), then, failed, held)
 
-    def inflate(self, key: str, steps: Steps[T], then: Callable[[T], None], failed: Failed) -> None:
-        """Undo the compression of a body, step by step."""
-        self.inbox.when_done(self._inflate.submit_steps(steps, key, INFLATE_STEP_BYTES), then, failed)
+    def inflate(
+        self, key: str, steps: Steps[T], then: Callable[[T], None], failed: Failed, held: Held | None = None
+    ) -> None:
+        """Undo the compression of a body, step by step. `held` as in `convert`."""
+        self._follow(self._inflate.submit_steps(steps, key, INFLATE_STEP_BYTES), then, failed, held)
+
+    def _follow(self, future: Future[T], then: Callable[[T], None], failed: Failed, held: Held | None) -> None:
+        self.inbox.when_done(future, then, failed)
+        if held is not None:
+            held.keep()
+            future.add_done_callback(lambda _: self.inbox.put(held.let_go))
 
     def close(self) -> None:
         """Let the idle threads end; work in progress is not waited for."""
