@@ -33,7 +33,8 @@ class TenantSection(_Section, frozen=True):
     """`[tenant]`: who owns the model and what was promised. `slo_ms` is required.
 
     `share` is the part of device time that is guaranteed; left out, what named shares leave over is dealt by weight.
-    `rate` are queries a second that are guaranteed even where they take more than that.
+    `rate` are queries a second that are guaranteed even where they take more than that. `max_rate` are those that are
+    taken at most.
     `memory_limit_mib` bounds the resident memory of the tenant's worker process.
     """
 
@@ -42,6 +43,7 @@ class TenantSection(_Section, frozen=True):
     weight: Positive = 1.0
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
     rate: Annotated[float, Meta(gt=0, le=1e12)] | None = None
+    max_rate: Annotated[float, Meta(ge=1e-6, le=1e9)] | None = None
     priority: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_queue: PositiveInt = 256
     memory_limit_mib: Positive | None = None

@@ -60,9 +60,12 @@ class LossCause(StrEnum):
     SLO = "slo"
     """The profile says that it takes longer than its SLO."""
     DOOR = "door"
-    """It came to the core late: its request was read, decoded or queued at a front-end until then."""
+    """It came to the core late: its request was read, decoded or queued at a front-end until then. Or never, as the
+    front-ends had no room for its body."""
     REPLY = "reply"
     """Its answer was there in time and was written late."""
+    RATE_LIMIT = "rate_limit"
+    """Its tenant sent more queries a second than its `max_rate`."""
     CLIENT = "client"
     """Its client allowed less time than the SLO, or withdrew it."""
     FAILED = "failed"
@@ -100,6 +103,7 @@ class Tenant(_Remembers):
     `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
     `rate` are queries of one row of the first shape a second that are guaranteed even where they take more than the
     share; one of more rows counts for what it takes of a lane beside those. Unset: none.
+    `max_rate` are queries a second that are taken at most, as many as come in a second at once. Unset: any number.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -114,6 +118,7 @@ class Tenant(_Remembers):
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     share: float = 0.0
     rate: float | UnsetType = UNSET
+    max_rate: float | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_works", {})
@@ -132,6 +137,8 @@ class Tenant(_Remembers):
             raise InvalidValueError(where, "share", self.share, "a part of device time, above 0 to 1, or 0 (by weight)")
         if self.rate is not UNSET and not 0 < self.rate < float("inf"):
             raise InvalidValueError(where, "rate", self.rate, "a positive number of queries a second")
+        if self.max_rate is not UNSET and not 0 < self.max_rate < float("inf"):
+            raise InvalidValueError(where, "max_rate", self.max_rate, "a positive number of queries a second")
         if self.priority < 0:
             raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
         if self.max_queue < 1:

@@ -16,6 +16,7 @@ from cotenant.core.events import (
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
+    QueryRefused,
     TenantAdded,
     TenantChanged,
     TenantRemoved,
@@ -89,6 +90,32 @@ def test_a_full_queue_refuses() -> None:
     [respond] = core.handle(QueryArrived(query(3)), 0)
     assert respond == Respond(3, Outcome.REJECTED, "the queue of 'a' is full (2 waiting)")
     assert core.waiting("a") == 2
+
+
+def test_a_request_refused_for_a_full_queue_is_a_lost_arrival_of_its_tenants_account() -> None:
+    inside, outside = engine(), engine()
+    for core in (inside, outside):
+        for number in range(3):
+            core.handle(QueryArrived(query(number)), 0)
+        assert core.gate("a", 0).max_waiting == 2
+    inside.handle(QueryArrived(query(3)), 1)
+    assert outside.handle(QueryRefused("a", 0, UNSET, "the queue is full"), 1) == []
+    assert outside.handle(QueryRefused("nobody", 0, UNSET, "the queue is full"), 1) == []
+    seen = [core.snapshot(1).accounts["a"] for core in (inside, outside)]
+    assert seen[0].attainment == seen[1].attainment
+    assert seen[0].asked == seen[1].asked > 0
+    outside.handle(QueryRefused("a", 0, LossCause.GONE, "it is being reloaded"), 1)
+    assert outside.snapshot(1).accounts["a"].asked == seen[0].asked
+
+
+def test_a_tenant_has_no_more_than_its_rate_and_gets_it_anew_when_it_is_changed() -> None:
+    core = Engine([replace(A, max_rate=1.0), B], Edf(ONE_LANE), PREDICTOR, Machine.cpu(CORES))
+    core.handle(QueryArrived(query(0)), 0)
+    said = "tenant 'a' sends more queries a second than its max_rate"
+    assert core.handle(QueryArrived(query(1)), 1) == [Respond(1, Outcome.REJECTED, said, LossCause.RATE_LIMIT)]
+    assert core.gate("a", 1).opens_ns == 1000 * MS
+    core.handle(TenantChanged(replace(A, max_rate=1.0)), 2)
+    assert core.gate("a", 2).opens_ns == 0
 
 
 def test_draining_refuses_new_queries_and_serves_those_inside() -> None:

@@ -19,9 +19,11 @@ from google.protobuf import descriptor_pool
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from cotenant.errors import CotenantError
+from cotenant.serve.frontend.grpc_admission import GrpcAdmission
 from cotenant.serve.frontend.grpc_frames import MessageReader, prefix_of
 from cotenant.serve.frontend.grpc_server import GrpcServer
 from cotenant.serve.frontend.grpc_stream import StreamCall
+from cotenant.serve.frontend.pending_bytes import PendingBytes
 from cotenant.types import Cause, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import InferRequest, InferResult
@@ -379,7 +381,9 @@ class Reader:
         self.holds = False
         self.unread = self.most_unread = self.submitted = self.released = 0
         self.trailers: Any = None
-        self.inbox = SimpleNamespace(put=lambda call: call())
+        self.pending = PendingBytes()
+        self.admission = GrpcAdmission(self, limits, self.pending)  # type: ignore[arg-type]
+        self.off_loop = SimpleNamespace(inbox=SimpleNamespace(put=lambda call: call()))
         self.call = StreamCall(self, self, self, {b":path": b"/stream"}, limits)  # type: ignore[arg-type]
         self.call.begin()
         for each in requests:
@@ -387,6 +391,9 @@ class Reader:
             self.call.received(prefix_of(data) + data, False)
 
     # the backend
+
+    def refusal(self, model: str, version: str) -> None:
+        return None
 
     def replied(self, result: InferResult) -> None:
         pass
@@ -407,10 +414,10 @@ class Reader:
 
     # the front-end
 
-    def unpacked(self, call: Any, is_packed: bool, data: Any, then: Any, failed: Any) -> None:
+    def unpacked(self, call: Any, incoming: Any, is_packed: bool, data: Any, then: Any, failed: Any) -> None:
         then(data)
 
-    def decode(self, call: Any, message: Any, nbytes: int, then: Any, failed: Any) -> None:
+    def decode(self, call: Any, incoming: Any, message: Any, nbytes: int, then: Any, failed: Any) -> None:
         then(codec_grpc.decode_request(message, Limits()))
 
     # the stream

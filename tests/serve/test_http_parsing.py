@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_connection import Answer, Connections, Exchange, HttpConnection
 from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser, parse_head
+from cotenant.serve.frontend.pending_bytes import Held
+from cotenant.wire.api import ServeError
 from cotenant.wire.codec import Limits
 
 CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -177,8 +179,11 @@ class SilentApp:
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
 
-    def refusal(self, head: Head) -> Answer | None:
+    def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
         return None
+
+    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+        raise AssertionError
 
     def request(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)

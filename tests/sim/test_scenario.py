@@ -162,6 +162,15 @@ def test_without_drops_nothing_is_refused_but_what_timed_out(scenario: Scenario)
     assert vision.completed.all()
 
 
+def test_a_simulation_takes_no_more_than_the_rate_of_a_tenant(tmp_path: Path) -> None:
+    write_model(tmp_path, "cnn", config("eye", slo_ms=200, more="max_rate = 2.0"), {1: residual_cnn})
+    load = {"name": "vision", "model": "cnn", "rate": 5.0, "arrivals": "uniform"}
+    spec = parse_workload({"seed": 4, "duration_s": 4.0, "tenant": [load]})
+    limited = scenario_of(tmp_path, spec, PROFILE, TWO_LANES, "p50")
+    outcomes = run_scenario(limited, PolicySection("fcfs", {"drop": DropRule.NONE}), Assumptions(), 1)
+    assert sum(outcomes.columns("vision").completed) in (8, 9)  # 20 come in 4 s: a burst of two, and two a second
+
+
 def latencies(scenario: Scenario, assumptions: Assumptions, **options: Any) -> dict[str, list[int]]:
     """Of the answered queries, by load."""
     outcomes = run_scenario(scenario, PolicySection("fcfs", {"drop": DropRule.NONE}), assumptions, 1, **options)

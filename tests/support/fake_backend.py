@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.core.admission import Gate
 from cotenant.serve.directory import Directory, Front, NameState
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.grpc_server import GrpcServer
@@ -91,6 +92,10 @@ class FakeBackend:
         self.accepting = True
         self.requests: list[InferRequest] = []
         self.cancelled: SimpleQueue[int] = SimpleQueue()
+        self.shut: dict[str, ServeError] = {}
+        """Why no query of a model is taken, as front-ends are told before the body."""
+        self.told: list[tuple[str, ServeError]] = []
+        """Requests that were refused before they were queries."""
         self.replies: set[int] = set()
         """Queries whose answers were ready to be written."""
         self._unloaded: set[str] = set()
@@ -180,6 +185,16 @@ class FakeBackend:
         self._known(model, "")
         self._unloaded.add(model)
 
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        try:
+            self._known(model, version)
+        except ServeError as error:
+            return error
+        return self.shut.get(model)
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        self.told.append((model, error))
+
     def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
         metadata = self._known(request.model, request.version)
         if request.model in self._unloaded:
@@ -226,6 +241,10 @@ class FakeBackend:
 
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
         self.replies.add(query)
+
+    @property
+    def gates(self) -> dict[str, Gate]:
+        return {}
 
     def directory(self) -> Directory:
         fronts = {name: Front(known, "unloaded" * (name in self._unloaded)) for name, known in MODELS.items()}
@@ -274,7 +293,7 @@ class CountingBackend:
         self._backend = backend
         self._changed = threading.Condition()
         self.accepted = 0
-        self.refused = 0
+        self.failed = 0
         self.ended = 0
         self.twice = 0
         self._unwritten: set[int] = set()
@@ -300,7 +319,7 @@ class CountingBackend:
             number = self._backend.submit(request, counted)
         except Exception:
             with self._changed:
-                self.refused += 1
+                self.failed += 1
             raise
         with self._changed:
             self.accepted += 1

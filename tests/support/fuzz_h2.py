@@ -11,6 +11,7 @@ from ngh2 import Connection, Role
 from cotenant.serve.frontend.admin_access import Access
 from cotenant.serve.frontend.grpc_app import GrpcApp
 from cotenant.serve.frontend.h2_connection import H2Connection, H2Connections
+from cotenant.serve.frontend.off_loop import OffLoop
 from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend, FakeBackend
 from h2_client import INFER, PREFACE, frame, message
@@ -127,7 +128,8 @@ def damaged(rng: random.Random, requests: list[bytes]) -> bytes:
 
 async def _run(seed: int, count: int, requests: list[bytes], backend: CountingBackend) -> int:
     rng = random.Random(seed)
-    app = GrpcApp(backend, LIMITS, Access.CLOSED)
+    off_loop = OffLoop()
+    app = GrpcApp(backend, LIMITS, Access.CLOSED, off_loop)
     connections = H2Connections(app, LIMITS, 16, 1 << 17)
     bad: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: bad.append(context))
@@ -165,6 +167,7 @@ async def _run(seed: int, count: int, requests: list[bytes], backend: CountingBa
         assert app._in_progress == 0
     finally:
         app.close()
+        off_loop.close()
     return closed
 
 

@@ -273,6 +273,20 @@ def test_requests_that_were_no_queries_and_answers_that_were_written_late_count(
     assert [(loss.query, loss.outcome, loss.ended_ns) for loss in losses] == [(-1, "rejected", 7), (4, "late", 8)]
 
 
+def test_a_request_refused_for_a_full_queue_has_the_cause_of_a_query_that_was() -> None:
+    inside, outside = account_of(TENANT), account_of(TENANT)
+    for account, _ in (inside, outside):
+        account(0, QueryArrived(query(0)), [])
+    inside[0](7, QueryArrived(query(1)), [Respond(1, Outcome.REJECTED, "the queue of 'a' is full (2 waiting)")])
+    outside[0](7, QueryRefused("a", 0, UNSET, "the queue of 'a' is full (2 waiting)"), [])
+    assert outside[0].lost == inside[0].lost
+    assert sum(outside[0].lost["a"].values()) == 1
+    outside[0](8, QueryRefused("a", 3, LossCause.RATE_LIMIT, "too many"), [])
+    assert outside[0].lost["a"][LossCause.RATE_LIMIT] == 1
+    outside[0](9, QueryArrived(query(2)), [Respond(2, Outcome.REJECTED, "too many", LossCause.RATE_LIMIT)])
+    assert outside[0].lost["a"][LossCause.RATE_LIMIT] == 2
+
+
 def test_an_application_is_lost_for_what_its_stage_was_and_takes_the_others_along() -> None:
     account, losses = account_of(TENANT)
     account(0, ApplicationArrived(0, "read", 0, 300 * MS), [])

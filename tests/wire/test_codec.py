@@ -36,6 +36,10 @@ def refused(call: Any, *fragments: str, status: Status = Status.INVALID_ARGUMENT
     return caught.value.message
 
 
+def decompress(encoding: bytes, body: bytes, limits: Limits) -> memoryview:
+    return codec_http.at_once(codec_http.inflating(encoding, body, limits))
+
+
 def decode_json(value: Any, raw: bytes = b"", header: bool | None = None) -> WireRequest:
     head = value if isinstance(value, bytes) else json.dumps(value).encode()
     length = len(head) if (raw or header) else None
@@ -300,18 +304,18 @@ def test_raw_body_for_a_single_input() -> None:
 def test_compression_is_undone_and_bounded(encoding: bytes, pack: Any) -> None:
     limits = Limits(max_body_bytes=1000)
     data = bytes(1000)
-    assert codec_http.decompress(encoding, pack(data), limits) == data
-    assert codec_http.decompress(encoding, codec_http.compress(encoding, data), limits) == data
+    assert decompress(encoding, pack(data), limits) == data
+    assert decompress(encoding, codec_http.compress(encoding, data), limits) == data
     bomb = pack(bytes(50_000_000))
-    refused(lambda: codec_http.decompress(encoding, bomb, limits), "1000 bytes", status=Status.TOO_LARGE)
-    assert codec_http.decompress(encoding, pack(bytes(4 << 20)), Limits()) == bytes(4 << 20)
-    refused(lambda: codec_http.decompress(encoding, bomb, Limits()), "the limit for one of", status=Status.TOO_LARGE)
+    refused(lambda: decompress(encoding, bomb, limits), "1000 bytes", status=Status.TOO_LARGE)
+    assert decompress(encoding, pack(bytes(4 << 20)), Limits()) == bytes(4 << 20)
+    refused(lambda: decompress(encoding, bomb, Limits()), "the limit for one of", status=Status.TOO_LARGE)
     noise = np.random.default_rng(1).bytes(5 << 20)
-    assert codec_http.decompress(encoding, pack(noise), Limits()) == noise
-    refused(lambda: codec_http.decompress(encoding, pack(data)[:-5], limits), "truncated")
-    refused(lambda: codec_http.decompress(encoding, pack(data) + b"x", limits), "surplus")
-    refused(lambda: codec_http.decompress(encoding, b"no such data", limits), "not valid")
-    refused(lambda: codec_http.decompress(b"br", data, limits), "Content-Encoding", "br")
+    assert decompress(encoding, pack(noise), Limits()) == noise
+    refused(lambda: decompress(encoding, pack(data)[:-5], limits), "truncated")
+    refused(lambda: decompress(encoding, pack(data) + b"x", limits), "surplus")
+    refused(lambda: decompress(encoding, b"no such data", limits), "not valid")
+    refused(lambda: decompress(b"br", data, limits), "Content-Encoding", "br")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -323,14 +327,20 @@ def test_gzip_of_any_members_is_one_body(seed: int) -> None:
         parts += [bytes(200_000), b"", rng.randbytes(70_000)]
     packed = [gzip.compress(part, rng.choice((0, 1, 9))) for part in parts]
     data, body = b"".join(parts), b"".join(packed)
-    assert codec_http.decompress(b"gzip", body, Limits(max_body_bytes=len(data))) == data
+    assert decompress(b"gzip", body, Limits(max_body_bytes=len(data))) == data
     if data:
         limits = Limits(max_body_bytes=len(data) - 1)
-        refused(lambda: codec_http.decompress(b"gzip", body, limits), "limit", status=Status.TOO_LARGE)
+        refused(lambda: decompress(b"gzip", body, limits), "limit", status=Status.TOO_LARGE)
     limits = Limits()
-    refused(lambda: codec_http.decompress(b"gzip", body[: -rng.randint(1, 7)], limits), "truncated")
-    refused(lambda: codec_http.decompress(b"gzip", body + bytes(rng.randint(1, 3)), limits), "surplus")
-    refused(lambda: codec_http.decompress(b"gzip", body + b"\x1f\x8b\x00junk", limits), "not valid")
+    refused(lambda: decompress(b"gzip", body[: -rng.randint(1, 7)], limits), "truncated")
+    refused(lambda: decompress(b"gzip", body + bytes(rng.randint(1, 3)), limits), "surplus")
+    refused(lambda: decompress(b"gzip", body + b"\x1f\x8b\x00junk", limits), "not valid")
+
+
+def test_inflation_stops_after_each_step_of_bytes_made_or_members_read() -> None:
+    assert len(list(codec_http.inflating(b"gzip", gzip.compress(bytes(4 << 20)), LIMITS))) in (3, 4)
+    members = gzip.compress(b"") * 5000
+    assert len(list(codec_http.inflating(b"gzip", members, LIMITS))) >= 4
 
 
 def test_members_cost_no_more_than_their_bytes() -> None:
@@ -353,7 +363,7 @@ def test_members_cost_no_more_than_their_bytes() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec_http.zlib, "decompressobj", Counting)
-        assert codec_http.decompress(b"gzip", empty * 5000, Limits()) == b""
+        assert decompress(b"gzip", empty * 5000, Limits()) == b""
     assert handed <= 5000 * 1024
 
 

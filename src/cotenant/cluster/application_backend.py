@@ -130,6 +130,14 @@ class ApplicationBackend:
 
     # --- Infer ----------------------------------------------------------------------------------------------------
 
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        """See Infer: `admit` has said it."""
+        return None
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        """See Infer."""
+        self._refused(model, error)
+
     def ready(self) -> bool:
         """See Infer."""
         return all(self.served.values())

@@ -18,6 +18,7 @@ from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import OF_MODEL
 from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import Endpoint, Router
+from cotenant.serve.frontend.off_loop import OffLoop
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
 from cotenant.wire.ending import FAILURE, Ending
@@ -60,7 +61,8 @@ class _Handlers:
         self._forwarder = forwarder
         self._applications = applications
         described = {endpoint: functools.partial(call, applications) for endpoint, call in OF_MODEL.items()}
-        self._front_end = HttpApp(applications, limits, described)
+        self._off_loop = OffLoop()
+        self._front_end = HttpApp(applications, limits, described, self._off_loop)
         self._status = status
         self._metrics = metrics
         self._router = Router()
@@ -68,6 +70,7 @@ class _Handlers:
     async def close(self, _: web.Application) -> None:
         """Let go of the threads."""
         self._front_end.close()
+        self._off_loop.close()
 
     async def cluster(self, request: web.Request) -> web.Response:
         """What the cluster runs."""

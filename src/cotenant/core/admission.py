@@ -1,17 +1,54 @@
-"""Whether a query may come in at all: a pure function of the query and its tenant's queue."""
+"""Whether a query may come in at all: pure functions of the query, its tenant's queue and its tenant's rate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import DropRule, PolicySpec, QueueView
+from cotenant.core.queues import TenantQueue
+from cotenant.core.snapshot import DropRule, PolicySpec
 from cotenant.types import LossCause, Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS
+
+
+class Gate(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What of a tenant is known without a query: plain data, by which a front-end refuses a request before its body.
+
+    `is_away`: what runs its model has died, and may be started again. `opens_ns`: when its rate has room for a query;
+    0 where it always has.
+    """
+
+    is_draining: bool = False
+    is_away: bool = False
+    max_waiting: int = 0
+    """As many queries wait, and no more may; 0 where there is room."""
+    opens_ns: int = 0
+
+    def refusal(self, tenant: str, now_ns: int) -> Refusal | None:
+        """Why a query of the tenant would be refused now whatever it is; None where it depends on the query."""
+        if self.is_draining:
+            return Refusal(_DRAINING, LossCause.GONE)
+        if self.opens_ns > now_ns:
+            return _too_many(tenant)
+        return _full(tenant, self.max_waiting) if self.max_waiting else None
+
+
+OPEN = Gate()
+
+
+def gate_of(queue: TenantQueue | None, *, draining: bool, is_away: bool, now_ns: int) -> Gate:
+    """What is known of a tenant now; the gate is open for one without a queue."""
+    if queue is None:
+        return OPEN
+    most = queue.tenant.max_queue
+    is_full, opens_ns = len(queue.queries) >= most, 0 if queue.limit is None else queue.limit.opens_ns
+    if not (is_full or draining or is_away or opens_ns > now_ns):
+        return OPEN
+    return Gate(draining, is_away, most if is_full else 0, max(0, opens_ns))
 
 
 class Refusal(NamedTuple):
@@ -29,6 +66,17 @@ def hopeless(needed_ns: int, left_ns: int) -> str:
     """Why a query is given up that needs more than is left to its deadline."""
     left = f"{left_ns / 1e6:.1f} ms to the deadline" if left_ns >= 0 else f"{-left_ns / 1e6:.1f} ms after the deadline"
     return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left}"
+
+
+_DRAINING = "the server is shutting down"
+
+
+def _too_many(tenant: str) -> Refusal:
+    return Refusal(f"tenant {tenant!r} sends more queries a second than its max_rate", LossCause.RATE_LIMIT)
+
+
+def _full(tenant: str, waiting: int) -> Refusal:
+    return Refusal(f"the queue of {tenant!r} is full ({waiting} waiting)", is_full=True)
 
 
 def most_cores(spec: PolicySpec) -> int:
@@ -55,7 +103,7 @@ def sizes_to_try(spec: PolicySpec) -> tuple[int, ...]:
 
 def refusal(
     query: Query,
-    queue: QueueView | None,
+    queue: TenantQueue | None,
     *,
     drop: DropRule,
     predictor: Predictor,
@@ -65,15 +113,17 @@ def refusal(
 ) -> Refusal | None:
     """Say why the query is refused, or None when it is admitted.
 
-    `sizes` are what `sizes_to_try` gives.
+    `sizes` are what `sizes_to_try` gives. Stages belong to queries that are inside already: no rate limits them.
     """
-    if draining and not isinstance(query, StageQuery):  # a stage belongs to a query that is inside already
-        return Refusal("the server is shutting down", LossCause.GONE)
+    if draining and not isinstance(query, StageQuery):
+        return Refusal(_DRAINING, LossCause.GONE)
     if queue is None:
         return Refusal(f"tenant {query.tenant!r} is not served", LossCause.GONE)
     tenant = queue.tenant
+    if queue.limit is not None and queue.limit.opens_ns > now_ns and not isinstance(query, StageQuery):
+        return _too_many(tenant.name)
     if len(queue.queries) >= tenant.max_queue:
-        return Refusal(f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)", is_full=True)
+        return _full(tenant.name, tenant.max_queue)
     if query.expiry_ns is not None and query.expiry_ns <= now_ns:
         return Refusal("its time-out has passed")
     if drop is _HOPELESS:

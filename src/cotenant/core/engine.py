@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.accounts import Accounts
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
-from cotenant.core.admission import refusal, sizes_to_try
+from cotenant.core.admission import Gate, gate_of, refusal, sizes_to_try
 from cotenant.core.batches import Batch, BegunBatches
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
@@ -65,12 +65,12 @@ from cotenant.core.probes import Probes
 from cotenant.core.queues import Live, TenantQueues
 from cotenant.core.snapshot import Ask, Decision, Moment, Policy, Snapshot, Start
 from cotenant.errors import ProtocolViolationError
-from cotenant.types import LossCause, Outcome, Query, Tenant
+from cotenant.types import LossCause, Outcome, Query, StageQuery, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _CHANGED = "its model is being changed"
-_NOTES = (ApplicationArrived, ApplicationEnded, QueryRefused, AnswerLate, ModelOpening)
+_NOTES = (ApplicationArrived, ApplicationEnded, AnswerLate, ModelOpening)
 _NEW = QueryState.NEW
 _ADMIT, _FINISH, _LAUNCH = QueryStep.ADMIT, QueryStep.FINISH, QueryStep.LAUNCH
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
@@ -93,8 +93,7 @@ class Engine(Guarded):
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
         super().__init__()
         self.predictor = predictor
-        self._queues = TenantQueues()
-        self._accounts = Accounts()
+        self._queues, self._accounts = TenantQueues(), Accounts()
         self._live: dict[int, Live] = {}
         self._batches = BegunBatches()
         self._launches = Launches(machine.mask)
@@ -115,6 +114,7 @@ class Engine(Guarded):
             TimerFired: self._on_timer,
             **dict.fromkeys((QueryCancelled, QueryWithdrawn), self._on_cancel),
             **dict.fromkeys(_NOTES, self._on_note),
+            QueryRefused: self._on_refused,
             TenantAdded: self._on_tenant_added,
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
@@ -159,6 +159,11 @@ class Engine(Guarded):
         queue = self._queues.known.get(tenant)
         return len(queue.queries) if queue else 0
 
+    def gate(self, tenant: str, now_ns: int) -> Gate:
+        """What of a tenant is known without a query."""
+        queues, draining = self._queues, self._service is _DRAINING
+        return gate_of(queues.known.get(tenant), draining=draining, is_away=tenant in queues.suspended, now_ns=now_ns)
+
     def snapshot(self, now_ns: int) -> Snapshot:
         """What the policy sees now. Valid until the next event."""
         queues, launches = self._queues, self._launches
@@ -201,16 +206,8 @@ class Engine(Guarded):
         if query.id in self._live:
             raise ProtocolViolationError(f"query {query.id} arrived twice")
         queue = self._queues.known.get(query.tenant)
-        drop, predictor = self._expiries.drop, self.predictor
-        refused = refusal(
-            query,
-            queue,
-            drop=drop,
-            predictor=predictor,
-            sizes=self._sizes,
-            draining=self._service is _DRAINING,
-            now_ns=now_ns,
-        )
+        drop, predictor, ends = self._expiries.drop, self.predictor, self._service is _DRAINING
+        refused = refusal(query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=ends, now_ns=now_ns)
         if refused is not None and (probe := self._probe(query, refused.needed_ns, now_ns, actions)) is not None:
             query, refused = probe, None
         if refused is not None:
@@ -220,11 +217,20 @@ class Engine(Guarded):
                 self._accounts.refused(query, self._alone_ns(query, queue.tenant), now_ns)
             return
         assert queue is not None  # without one there is a reason
+        if queue.limit is not None and not isinstance(query, StageQuery):
+            queue.limit.take(now_ns)
         key = self._key(query, queue.tenant, predictor)
         live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
         self._accounts.enter(query, self._alone_ns(query, queue.tenant), now_ns)
         self._queues.push(key, query)
         self._expiries.watch(live)
+
+    def _on_refused(self, event: QueryRefused, now_ns: int, actions: list[Action]) -> None:
+        """A request was refused before it was a query. Of its rows and shape nothing is known: it counts as one row."""
+        queue = self._queues.known.get(event.tenant)
+        if event.cause is UNSET and queue is not None:
+            query = Query(-1, event.tenant, event.arrival_ns, event.arrival_ns + queue.tenant.slo_ns)
+            self._accounts.refused(query, self._alone_ns(query, queue.tenant), now_ns)
 
     def _on_launch_ended(self, event: LaunchEnded, now_ns: int, actions: list[Action]) -> None:
         run, error = self._launches.end(event.launch), event.error
@@ -313,9 +319,8 @@ class Engine(Guarded):
         self._deal(now_ns)
 
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
-        if not self._queues.suspend(event.tenant, event.reason):
-            return
-        self._begin_anew(event.tenant, actions, running=False)
+        if self._queues.suspend(event.tenant, event.reason):
+            self._begin_anew(event.tenant, actions, running=False)
 
     def _on_tenant_changed(self, event: TenantChanged, now_ns: int, actions: list[Action]) -> None:
         name = event.tenant.name
@@ -382,8 +387,7 @@ class Engine(Guarded):
         self._trust(policy)
         self.policy, self._lanes, self._drop = policy, spec.lanes, spec.drop
         self._grouped, self._sizes, self._asks = spec.grouped, sizes, asks
-        self._again_ns = _NEVER
-        self._lane_masks = tuple(lane.mask for lane in spec.lanes)
+        self._again_ns, self._lane_masks = _NEVER, tuple(lane.mask for lane in spec.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
@@ -445,8 +449,7 @@ class Engine(Guarded):
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
             self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)
-        if decision.starts:
-            starts = decision.starts
+        if starts := decision.starts:
             whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
             begun: dict[tuple[Query, ...], Batch] = {}
             for start in starts:
@@ -561,8 +564,7 @@ class Engine(Guarded):
         keys: list[tuple[int, ...]] = []
         for query in start.queries:
             live = self._live[query.id]
-            live.state = next_query_state(live.state, _LAUNCH, query.id)
-            live.batch = batch
+            live.state, live.batch = next_query_state(live.state, _LAUNCH, query.id), batch
             keys.append(live.key)
         self._queues.take(keys, start.queries, start.work.tenant)
         part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
@@ -575,10 +577,9 @@ class Engine(Guarded):
             return None
         slo_ns = self._queues.known[query.tenant].tenant.slo_ns
         probe = self._probes.admit(query, needed_ns, slo_ns, -self._batches.apart - 1, now_ns)
-        if probe is None:
-            return None
-        self._batches.apart += 1
-        actions.append(Probe(query.id, needed_ns))
+        if probe is not None:
+            self._batches.apart += 1
+            actions.append(Probe(query.id, needed_ns))
         return probe
 
     def _alone_ns(self, query: Query, tenant: Tenant) -> int:

@@ -87,11 +87,15 @@ class ApplicationEnded:
 
 @dataclass(frozen=True, slots=True)
 class QueryRefused:
-    """A request for a model or application came in at `arrival_ns` and never became a query. For those who look on."""
+    """A request for a model or application came in at `arrival_ns` and never became a query.
+
+    Without a `cause` it was refused as the queue of its tenant was full, before its body was read: what delayed it is
+    the cause, and the tenant's account has it as an arrival that is lost.
+    """
 
     tenant: str
     arrival_ns: int
-    cause: LossCause
+    cause: LossCause | UnsetType
     reason: str
 
 

@@ -5,27 +5,36 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
+
 from cotenant.core.batches import Batch
 from cotenant.core.lifecycle import QueryState
 from cotenant.core.predictor import Predictor
+from cotenant.core.rate_limit import RateLimit
 from cotenant.types import Query, Tenant
 
 
 class TenantQueue:
     """A sorted queue: insertion and removal by binary search. Most arrivals go to the end, most leave in front.
 
-    The rank of a request comes before the policy's key, which alone competes with other tenants.
+    The rank of a request comes before the policy's key, which alone competes with other tenants. `limit` is that of the
+    tenant's rate, if it has one.
     """
 
-    __slots__ = ("are_alike", "edition", "has_ranks", "keys", "queries", "tenant")
+    __slots__ = ("are_alike", "edition", "has_ranks", "keys", "limit", "queries", "tenant")
 
     def __init__(self, tenant: Tenant) -> None:
-        self.tenant = tenant
+        self.serve(tenant)
         self.are_alike = True
         self.has_ranks = False
         self.edition = object()
         self.queries: list[Query] = []
         self.keys: list[tuple[int, ...]] = []
+
+    def serve(self, tenant: Tenant) -> None:
+        """Be the queue of this tenant from now on."""
+        self.tenant = tenant
+        self.limit = None if tenant.max_rate is UNSET else RateLimit(tenant.max_rate)
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
         """Insert a query under a unique key of the policy."""
@@ -115,7 +124,7 @@ class TenantQueues:
 
     def change(self, tenant: Tenant) -> None:
         """Let the queue of a known tenant be that of another one of this name."""
-        self.known[tenant.name].tenant = tenant
+        self.known[tenant.name].serve(tenant)
         self._compare_weights()
 
     def resume(self, tenant: str) -> None:

@@ -7,7 +7,10 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from cotenant.core.admission import Gate
+from cotenant.types import LossCause, Outcome
 from cotenant.wire.api import ModelMetadata, ServeError, Status
+from cotenant.wire.ending import Ending
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -48,11 +51,26 @@ def look_up(named: Named[T_co] | None, name: str, version: str, *, is_open: bool
     return served
 
 
+def refusal_of(tenant: str, gate: Gate, now_ns: int) -> ServeError | None:
+    """The error of a request whose tenant's gate is shut; None where it depends on the query."""
+    refused = gate.refusal(tenant, now_ns)
+    if refused is None:
+        return None
+    if gate.is_draining:
+        return ServeError(Status.UNAVAILABLE, refused.reason)
+    status = Status.TOO_MANY if refused.cause is LossCause.RATE_LIMIT else Status.UNAVAILABLE
+    return ServeError(status, refused.reason, Ending(Outcome.REJECTED), refused.cause)
+
+
 class Front(Struct, frozen=True, array_like=True):
-    """A version of a model, or an application, that is served. `problem` says why it is not ready, or is empty."""
+    """A version of a model, or an application, that is served. `problem` says why it is not ready, or is empty.
+
+    `tenant` is the owner of its queries, whose gate may be shut; empty for an application.
+    """
 
     metadata: ModelMetadata
     problem: str = ""
+    tenant: str = ""
 
 
 class NameState(Struct, frozen=True, array_like=True):
@@ -61,6 +79,12 @@ class NameState(Struct, frozen=True, array_like=True):
     fronts: dict[str, Front] = {}
     unserved: dict[str, str] = {}
     reason: str = ""
+
+
+class ShutGates(Struct, frozen=True, array_like=True, tag=True):
+    """The gates that are shut, by tenant."""
+
+    gates: dict[str, Gate] = {}
 
 
 class Directory(Struct, frozen=True, array_like=True, tag=True):

@@ -47,6 +47,7 @@ def _serve(control: Control, start: Start, listening: list[socket.socket]) -> No
     links = FrontLinks(serving.server, serving.loop, listening[0])
     try:
         serving.server.names.on_change = links.changed
+        serving.server.on_gates = links.gates_changed
         links.start()
         serving.start(records=start.records)
         if not stopped.is_set():

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 
 from cotenant.config import ServerConfig
 from cotenant.core.actions import Action
+from cotenant.core.admission import OPEN, Gate
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
@@ -39,11 +40,12 @@ from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
 from cotenant.repository import UnknownModelError, application_names, is_application, model_names
-from cotenant.serve.directory import Directory
+from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
 from cotenant.serve.engine.counters import Counters
 from cotenant.serve.engine.driver import Driver, Observer
 from cotenant.serve.engine.flows import Flows
+from cotenant.serve.engine.gates import Gates
 from cotenant.serve.engine.merge_check import MergeCheck
 from cotenant.serve.engine.queries import (
     Done,
@@ -51,7 +53,7 @@ from cotenant.serve.engine.queries import (
     figures_of,
     query_of,
     statistics_of,
-    told_of_refusals,
+    tell_refused,
     waiting_of,
 )
 from cotenant.serve.engine.reorganise import change
@@ -119,6 +121,10 @@ class Server:
         more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
         self._page = MetricsPage(self.counters.by_tenant, *looks, *more)
         self._driver: Driver | None = None
+        self.gates: Mapping[str, Gate] = {}
+        """The gates of tenants that take no query now."""
+        self.on_gates: Callable[[], None] = lambda: None
+        """Called when these have changed, between two events."""
         steers = lambda: self.driver, self.clock, self.counters, self.beliefs
         self._flows = Flows(*steers, self.names.next_stage, self._checks.watched)
         self.services = services_of(self)
@@ -129,8 +135,10 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
+        shut = Gates(engine, lambda: self.on_gates())
+        self.gates = shut.shut
         own: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, self._worker_states)
-        self._driver = Driver(engine, self._executor, self.clock, (*own, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (*own, shut, *extra))
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
         if not names:
@@ -267,9 +275,25 @@ class Server:
             self._end_application(entry, "the application was unloaded")
             self.names.follow()
 
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        """See Backend."""
+        found = self.names.get(model).versions.get(version)
+        if found is not None and (gate := self.gates.get(found.tenant.name, OPEN)) is OPEN:
+            return None
+        try:
+            served = self.names.find(model, version)
+            self.names.check_workers(served)
+        except ServeError as error:
+            return error
+        return None if found is None else refusal_of(found.tenant.name, gate, self.clock.now_ns())
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        """See Backend."""
+        tell_refused(self._driver, self.clock, arrival_ns, self.names.get(model).tenant, error)
+
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
-        with told_of_refusals(self._driver, self.clock, request, self.names.get(request.model).tenant):
+        try:
             served = self.names.find(request.model, request.version)
             self.names.check_workers(served)
             if isinstance(served, ServedApplication):
@@ -277,6 +301,9 @@ class Server:
             form, inputs = served.form(request), request.inputs
             told = self._checks.watched(served, form, inputs, partial(answer, done, served, self.clock))
             return self.driver.submit(partial(query_of, served, form, request, self.counters), inputs, told)
+        except ServeError as error:
+            self.refused(request.model, request.arrival_ns, error)
+            raise
 
     def cancel(self, query: int) -> None:
         """See Backend."""

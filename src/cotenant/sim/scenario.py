@@ -239,6 +239,7 @@ def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile) -> Te
         weight=section.weight,
         share=section.share or 0.0,
         rate=section.rate or UNSET,
+        max_rate=section.max_rate or UNSET,
         priority=section.priority,
         max_queue=section.max_queue,
         splits=measured.splits,

@@ -169,12 +169,21 @@ class LossAccount:
             case ApplicationEnded():
                 self._application_ended(event)
             case QueryRefused():
-                self._lose(Loss(-1, event.tenant, event.arrival_ns, now_ns, Outcome.REJECTED, event.cause))
+                self._refused(event, now_ns)
             case ModelOpening():
                 self._openings.happened(event, now_ns)
             case AnswerLate():
                 late = Outcome.LATE, LossCause.REPLY
                 self._lose(Loss(event.query, event.tenant, event.arrival_ns, event.written_ns, *late))
+
+    def _refused(self, event: QueryRefused, now_ns: int) -> None:
+        ledger = self._ledgers.get(event.tenant)
+        if event.cause is not UNSET or ledger is None:
+            cause = LossCause.GONE if event.cause is UNSET else event.cause
+            self._lose(Loss(-1, event.tenant, event.arrival_ns, now_ns, Outcome.REJECTED, cause))
+            return
+        self._arrived(Query(-1, event.tenant, event.arrival_ns, event.arrival_ns + ledger.tenant.slo_ns), now_ns)
+        self._responded(Respond(-1, Outcome.REJECTED, event.reason), now_ns)
 
     def _resumed(self, ledger: Ledger, now_ns: int) -> None:
         for inside in self._inside.values() if ledger.away_ns is not None else ():
@@ -397,7 +406,7 @@ class LossAccount:
 
 
 _OF_LOAD = (LossCause.OWN_RATE, LossCause.NEIGHBOUR)
-_CERTAIN = (LossCause.GONE, LossCause.FAILED, LossCause.CLIENT)
+_CERTAIN = (LossCause.GONE, LossCause.FAILED, LossCause.CLIENT, LossCause.RATE_LIMIT)
 _RARE = (
     *(AnswerLate, ApplicationArrived, ApplicationEnded, ModelOpening, PolicyChanged, PredictorChanged, QueryRefused),
     *(TenantAdded, TenantChanged, TenantRemoved, TenantResumed, TenantSuspended),

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.errors import CotenantError
-from cotenant.types import Cause, Outcome
+from cotenant.types import Cause, LossCause, Outcome
 from cotenant.wire.ending import FAILURE, Ending
 
 Array = npt.NDArray[Any]
@@ -31,6 +31,8 @@ class Status(Enum):
     TOO_LARGE = (413, "INVALID_ARGUMENT")
     INTERNAL = (500, "INTERNAL")
     UNIMPLEMENTED = (501, "UNIMPLEMENTED")
+    TOO_MANY = (429, "RESOURCE_EXHAUSTED")
+    """More queries a second than the tenant's `max_rate`; whatever else is refused for load is UNAVAILABLE."""
     UNAVAILABLE = (503, "UNAVAILABLE")
     CANCELLED = (499, "CANCELLED")
 
@@ -39,13 +41,22 @@ class ServeError(CotenantError):
     """A request cannot be served; carries the status for the wire, a sentence for the user, and how the query ended.
 
     Where `ending` is not given the status says it: UNAVAILABLE and NOT_FOUND are servers that take no such query.
+    `cause` is that of a lost query, for one that is refused before it is a query (see QueryRefused).
     """
 
-    def __init__(self, status: Status, message: str, ending: Ending | None = None) -> None:
+    def __init__(
+        self, status: Status, message: str, ending: Ending | None = None, cause: LossCause | UnsetType = LossCause.GONE
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.ending = ending or _ENDINGS.get(status, FAILURE)
+        self.cause = cause
+
+    @property
+    def is_for_load(self) -> bool:
+        """Whether the server would have taken the query with less to do: its client may try again later."""
+        return self.status in (Status.UNAVAILABLE, Status.TOO_MANY) and self.ending.cause is None
 
 
 _UNSERVED = Ending(Outcome.REJECTED, Cause.UNSERVED)
@@ -53,6 +64,7 @@ _ENDINGS = {
     Status.UNAVAILABLE: _UNSERVED,
     Status.NOT_FOUND: Ending(Outcome.FAILED, Cause.UNSERVED),
     Status.CANCELLED: Ending(Outcome.CANCELLED),
+    Status.TOO_MANY: Ending(Outcome.REJECTED),
 }
 
 
@@ -125,9 +137,12 @@ _STATUS_OF = {
 }
 
 
-def unanswered(outcome: Outcome, query: int, version: str, reason: str) -> InferResult:
+def unanswered(
+    outcome: Outcome, query: int, version: str, reason: str, cause: LossCause | UnsetType = UNSET
+) -> InferResult:
     """The result of a query that ended without outputs."""
-    return InferResult(outcome, query, version, reason=reason, status=_STATUS_OF[outcome])
+    status = Status.TOO_MANY if cause is LossCause.RATE_LIMIT else _STATUS_OF[outcome]
+    return InferResult(outcome, query, version, reason=reason, status=status)
 
 
 def not_answered(result: InferResult, *, ready: bool) -> ServeError:
@@ -193,6 +208,16 @@ class Describe(Protocol):
 
 class Infer(Describe, Protocol):
     """What answers queries of the models that it describes."""
+
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        """Why no query of this model is taken now, as far as that is known without one; None where it may be. For a
+        request whose body is not read yet: quick, and changes nothing. What it gives may be out of date.
+        """
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        """A request is answered with an error and never gets a query: by what `refusal` said, or for want of room at
+        the front-end. To be told once of each such request, whose first byte could be read at `arrival_ns`.
+        """
 
     def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
         """Take a query and return its number. `done` is called exactly once, from any thread, possibly before this

@@ -50,6 +50,9 @@ class Limits:
     max_inflation: int = 200
     """How many times larger than on the wire a compressed body may become, once it is larger than FREE_INFLATED_BYTES:
     to inflate zeros costs a client nothing."""
+    max_pending_bytes: int = 1 << 30
+    """Bodies that are being read, wait, or belong to live queries, of all models together; each model may have as much
+    as is free. Never less than four of the largest bodies."""
     max_json_bytes: int = 16 << 20
     """Largest JSON part of a request: parsed JSON takes many times its size in memory."""
     max_header_bytes: int = 32 << 10
@@ -75,6 +78,11 @@ class Limits:
     """Requests of one gRPC stream whose answers are not written yet; reading pauses there."""
     max_stream_bytes: int = 64 << 20
     """Tensors of such requests, and of their answers as they are or are believed to become; reading pauses there."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """The budget of all bodies."""
+        return max(self.max_pending_bytes, 4 * self.max_body_bytes)
 
     def inflated_bytes(self, compressed: int) -> int:
         """What a body of so many compressed bytes may become."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from typing import Annotated, Any
+from collections.abc import Generator
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +39,7 @@ from cotenant.wire.codec import (
 )
 from cotenant.wire.oip import NO_SHARED_MEMORY
 
+T = TypeVar("T")
 Piece = bytes | memoryview
 """A part of a body; large tensors are views of their arrays."""
 
@@ -48,8 +50,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _WBITS = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}
 _FIRST_SLICE_BYTES, _MOST_SLICE_BYTES = 1 << 10, 1 << 18
 """Bytes that are decompressed at a time: zlib copies all bytes behind the end of a member."""
-_INFLATED_BYTES = 1 << 20
-"""Bytes that are made of them at a time: what copies them holds the interpreter."""
+INFLATE_STEP_BYTES = 1 << 20
+"""Bytes that a step of `inflating` takes and makes, and that are made at a time: copying them holds the interpreter."""
 
 
 _NO_DATA = msgspec.Raw()
@@ -329,16 +331,26 @@ def _texts(items: Array) -> list[Any]:
     return [item if isinstance(item, str) else bytes(item).decode() for item in items]
 
 
-def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> memoryview:
+def at_once(steps: Generator[int, None, T]) -> T:
+    """Do work in steps, as that of `inflating`, without a pause. Gives what it has made."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: T = end.value
+            return made
+
+
+def inflating(encoding: bytes, body: bytes | memoryview, limits: Limits) -> Generator[int, None, memoryview]:
     """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the limits
-    for a body allow. In slices, between which other threads may run.
+    for a body allow. In steps of about INFLATE_STEP_BYTES; yields the bytes of the next step.
     """
     wbits = _WBITS.get(encoding)
     if wbits is None:
         raise bad(f"header 'Content-Encoding' is {shown(encoding.decode('latin-1'))}, expected gzip or deflate")
     name, view, out = encoding.decode(), memoryview(body), bytearray()
     most = limits.inflated_bytes(len(view))
-    at = members = 0
+    at = members = worked = 0
     while at < len(view) or not members:
         machine, size, members = zlib.decompressobj(wbits), _FIRST_SLICE_BYTES, members + 1
         while not machine.eof:
@@ -348,7 +360,7 @@ def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> mem
                 at += len(fed)
                 size = min(2 * size, _MOST_SLICE_BYTES)
             try:
-                made = machine.decompress(fed, _INFLATED_BYTES)
+                made = machine.decompress(fed, INFLATE_STEP_BYTES)
             except zlib.error as error:
                 raise bad(f"the body is not valid {name} data: {error}") from None
             if not made and not fed and not machine.eof:
@@ -357,10 +369,23 @@ def decompress(encoding: bytes, body: bytes | memoryview, limits: Limits) -> mem
             if len(out) > most:
                 text = f"the decompressed body has more than {most} bytes, the limit for one of {len(view)} bytes"
                 raise ServeError(Status.TOO_LARGE, text)
+            worked += max(_FIRST_SLICE_BYTES, len(fed) + len(made))  # small members take time, too
+            if worked >= INFLATE_STEP_BYTES:
+                worked = 0
+                yield INFLATE_STEP_BYTES
         at -= len(machine.unused_data)
         if at < len(view) and (wbits != _GZIP or bytes(view[at : at + 2]) != _GZIP_MAGIC):
             raise bad(f"the body has {len(view) - at} surplus bytes after the {name} data")
     return memoryview(out).toreadonly()
+
+
+def inflated_start(encoding: bytes, start: bytes, most_bytes: int) -> bytes:
+    """The first bytes, so many at most, of a body whose first compressed bytes these are; b"" where it is no such."""
+    wbits = _WBITS.get(encoding)
+    try:
+        return zlib.decompressobj(wbits).decompress(start, most_bytes) if wbits is not None else b""
+    except zlib.error:
+        return b""
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:

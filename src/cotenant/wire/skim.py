@@ -1,4 +1,4 @@
-"""What the gateway reads of requests. Tensors are never decoded: a protobuf message is walked over field by field."""
+"""What is read of requests before tensors are decoded: a protobuf message is walked over field by field."""
 
 from __future__ import annotations
 
@@ -39,6 +39,25 @@ def string_field(data: bytes, number: int) -> str:
     if at != end:
         raise WireError("the message is cut off")
     return found
+
+
+def model_of(data: bytes) -> tuple[str, str] | None:
+    """Model and version of a ModelInferRequest, of which these are the first bytes: its fields 1 and 2, in this order
+    as all libraries write them. None where they are not there, or have not come."""
+    found = ["", ""]
+    at = 0
+    try:
+        for number in (1, 2):
+            key, after = _varint(data, at)
+            if key != number << 3 | _LENGTH:
+                break
+            size, after = _varint(data, after)
+            if after + size > len(data):
+                return None
+            found[number - 1], at = data[after : after + size].decode("utf-8"), after + size
+    except (WireError, UnicodeDecodeError):
+        return None
+    return (found[0], found[1]) if at else None
 
 
 def length_field(number: int, content: bytes) -> bytes:

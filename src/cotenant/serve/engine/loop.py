@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cotenant.errors import CotenantError
 
@@ -15,12 +15,20 @@ _END_S = 1.0
 """Time that the loop has to end once it is stopped."""
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=_Closable)
+
+
 class ServeLoop:
     """A loop that runs until `stop`. Implements `Readers`. Thread-safe, but for what is passed to it."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="cotenant-loop", daemon=True)
+        self._shared: dict[type[_Closable], _Closable] = {}
 
     def start(self) -> None:
         """Run from now on. Raises CotenantError when no thread can be started."""
@@ -33,6 +41,14 @@ class ServeLoop:
         """Have a coroutine run on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def shared(self, kind: type[K]) -> K:
+        """The one object of a class that all users of this loop share; `stop` closes it. To be called on one thread."""
+        found = self._shared.get(kind)
+        if found is None:
+            found = self._shared[kind] = kind()
+        assert isinstance(found, kind)
+        return found
+
     def add(self, descriptor: int, call: Callable[[], None]) -> None:
         """See Readers."""
         self._call(lambda: self._loop.add_reader(descriptor, call))
@@ -43,6 +59,8 @@ class ServeLoop:
 
     def stop(self) -> None:
         """End the loop; calls that wait for it are not made any more. Safe to repeat."""
+        while self._shared:
+            self._shared.popitem()[1].close()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             if threading.current_thread() is not self._thread:

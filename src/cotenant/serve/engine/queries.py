@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from cotenant.serve.engine.clock import Clock
 from cotenant.serve.engine.counters import Counters, Sum, TenantCounters
 from cotenant.serve.engine.driver import Driver
 from cotenant.serve.models.served_models import QueryForm, ServedModel
-from cotenant.types import LossCause, Query, priority_rank
+from cotenant.types import Query, priority_rank
 from cotenant.wire.api import (
     Duration,
     InferRequest,
@@ -70,19 +69,13 @@ def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outp
     if outputs is not None:
         done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
     else:
-        done(unanswered(respond.outcome, respond.query, version, respond.reason))
+        done(unanswered(respond.outcome, respond.query, version, respond.reason, respond.cause))
 
 
-@contextmanager
-def told_of_refusals(driver: Driver | None, clock: Clock, request: InferRequest, tenant: str | None) -> Iterator[None]:
-    """Those who look on hear of a request that a tenant, None for an unknown one, cannot take at the moment."""
-    try:
-        yield
-    except ServeError as error:
-        if error.status is Status.UNAVAILABLE and driver is not None and tenant is not None:
-            came_ns = request.arrival_ns or clock.now_ns()
-            driver.post(QueryRefused(tenant, came_ns, LossCause.GONE, error.message))
-        raise
+def tell_refused(driver: Driver | None, clock: Clock, arrival_ns: int, tenant: str | None, error: ServeError) -> None:
+    """Tell of a request that a tenant, None for an unknown one, cannot take at the moment; other errors are no loss."""
+    if driver is not None and tenant is not None and error.status in (Status.UNAVAILABLE, Status.TOO_MANY):
+        driver.post(QueryRefused(tenant, arrival_ns or clock.now_ns(), error.cause, error.message))
 
 
 def waiting_of(driver: Driver | None) -> Mapping[str, int]:

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from cotenant.serve.frontend.admin_access import CLOSED, Access
-from cotenant.serve.frontend.call_threads import LoopThreads
-from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpack
+from cotenant.serve.frontend.grpc_admission import GrpcAdmission, Incoming
+from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpacking
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
-from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, UNIMPLEMENTED, status_fields
+from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, START_BYTES, UNIMPLEMENTED, status_fields
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
 from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
@@ -32,11 +31,8 @@ from cotenant.wire.codec import Limits, WireRequest, bad, less_spent, shown
 from cotenant.wire.ending import Ending
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE, SPENT_KEY
 
-T = TypeVar("T")
 Method = Callable[["UnaryCall", Packed], None]
 
-_CONTROL_THREADS = 8
-_CODEC_THREADS = 2
 _MOST_LOADS = 32
 """Calls that wait for a load; further ones are refused."""
 _SPENT_HEADER = SPENT_KEY.encode()
@@ -55,27 +51,22 @@ _UNSERVED = {
 
 
 class GrpcApp:
-    """Answers calls, with two small pools of threads and a line of loads, which `close` lets go. Implements H2App."""
+    """Answers calls, with the threads of its loop and a line of loads, which `close` lets go. Implements H2App."""
 
-    def __init__(self, backend: Backend, limits: Limits, access: Access) -> None:
+    def __init__(self, backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> None:
         self._backend = backend
         self._limits = limits
         self._access = access
-        self._inbox: LoopInbox | None = None
+        self.off_loop = off_loop
+        self.admission = GrpcAdmission(backend, limits, off_loop.pending)
         self._in_progress = 0
         self._loading = 0
         self.loads = LoadLine(backend, "cotenant-grpc-loads")
-        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-grpc-control")
-        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-grpc-codec")
-        self._inflate_thread = LoopThreads(1, "cotenant-grpc-inflate", INFLATE_NICE)
-        self._methods = self._control_methods() | {_INFER: self._infer}
+        self._methods = self._control_methods()
 
     def close(self) -> None:
-        """Let the idle threads end; calls in progress are not waited for."""
+        """Take no further load; calls in progress are not waited for."""
         self.loads.close()
-        self._control_threads.shutdown()
-        self._codec_threads.shutdown()
-        self._inflate_thread.shutdown()
 
     # --- H2App ----------------------------------------------------------------------------------------------------
 
@@ -92,6 +83,8 @@ class GrpcApp:
             stream.refuse((*HEADERS, *status_fields(RESOURCE_EXHAUSTED, text)))
         elif method is not None:
             return UnaryCall(self, method, stream, fields, self._limits)
+        elif path == _INFER:
+            return InferCall(self, stream, fields, self._limits)
         elif path == _STREAM:
             return self._stream(stream, fields)
         elif path in REFLECTION:
@@ -104,10 +97,11 @@ class GrpcApp:
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
-    def _infer(self, call: UnaryCall, data: Packed) -> None:
-        self.take_slot(call)
+    def infer(self, call: UnaryCall, data: Packed) -> None:
+        """Begin with the only message of a call, whose slot is taken."""
         message = parse("ModelInferRequest", data)
-        self.decode(call, message, len(data), partial(self._submit, call))
+        self.admission.admit(call.incoming, message.model_name, message.model_version)
+        self.decode(call, call.incoming, message, len(data), partial(self._submit, call))
 
     def take_slot(self, call: Call) -> None:
         """Count a call until it is over. Raises ServeError where there are too many."""
@@ -120,20 +114,31 @@ class GrpcApp:
     def unpacked(
         self,
         call: Call,
+        incoming: Incoming,
         is_packed: bool,
         data: Packed,
         then: Callable[[Packed], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
-        if is_packed:
-            self.in_thread(call, partial(unpack, call.encoding, data, self._limits), then, failed, self._inflate_thread)
-        else:
+        if not is_packed:
             then(data)
+            return
+
+        def inflated(made: Packed) -> None:
+            if call.is_over:
+                incoming.let_go()
+                return
+            self.admission.count(incoming, len(made))
+            then(made)
+
+        steps = unpacking(call.encoding, data, self._limits)
+        self.off_loop.inflate(incoming.model, steps, inflated, failed or call.fail_with, incoming.held)
 
     def decode(
         self,
         call: Call,
+        incoming: Incoming,
         message: Any,
         nbytes: int,
         then: Callable[[WireRequest], None],
@@ -141,7 +146,8 @@ class GrpcApp:
     ) -> None:
         """Decode a request, at once or in a thread, and do on the loop what follows from it."""
         if is_slow(message, nbytes):
-            self.in_thread(call, partial(codec_grpc.decode_request, message, self._limits), then, failed)
+            work = partial(codec_grpc.decode_request, message, self._limits)
+            self.off_loop.convert(incoming.model, nbytes, work, then, failed or call.fail_with, incoming.held)
         else:
             then(codec_grpc.decode_request(message, self._limits))
 
@@ -152,7 +158,7 @@ class GrpcApp:
             wire = with_deadline(wire, call.timeout_s)
         elif _SPENT_HEADER in call.fields:
             wire = less_spent(wire, call.fields[_SPENT_HEADER].decode("latin-1"))
-        put = self.inbox.put
+        put = self.off_loop.inbox.put
 
         def done(result: InferResult) -> None:
             put(lambda: self._ended(call, wire, result))
@@ -172,8 +178,9 @@ class GrpcApp:
         else:
             encode = partial(encode_answer, self._backend, wire, result, self._backend.replied)
             failed = partial(call.fail_with, pairs=number)
-            if writing_ns(wire, result) >= OFF_LOOP_NS:
-                self.in_thread(call, lambda: encode().SerializeToString(), call.answer, failed)
+            if (took_ns := writing_ns(wire, result)) >= OFF_LOOP_NS:
+                model, work = wire.request.model, lambda: encode().SerializeToString()
+                self.off_loop.convert(model, writing_cost(took_ns), work, call.answer, failed)
                 return
             try:
                 call.answer(encode().SerializeToString())
@@ -215,7 +222,7 @@ class GrpcApp:
         if is_prompt:
             call.answer(work())
         else:
-            self.in_thread(call, work, call.answer, threads=self._control_threads)
+            self.off_loop.control(work, call.answer, call.fail_with)
 
     def _load(self, name: str, call: UnaryCall, data: Packed) -> None:
         if self._access is Access.CLOSED:
@@ -227,38 +234,10 @@ class GrpcApp:
         self._loading += 1
         call.on_finish = self._loaded
         answer: bytes = MESSAGES[f"{name}Response"]().SerializeToString()
-        self.inbox.when_done(future, lambda _: call.answer(answer), call.fail_with)
+        self.off_loop.inbox.when_done(future, lambda _: call.answer(answer), call.fail_with)
 
     def _loaded(self) -> None:
         self._loading -= 1
-
-    # --- threads --------------------------------------------------------------------------------------------------
-
-    @property
-    def inbox(self) -> LoopInbox:
-        """Calls for the loop."""
-        if self._inbox is None:
-            self._inbox = LoopInbox()
-        return self._inbox
-
-    def in_thread(
-        self,
-        call: Call,
-        work: Callable[[], T],
-        then: Callable[[T], None],
-        failed: Callable[[BaseException], None] | None = None,
-        threads: LoopThreads | None = None,
-    ) -> None:
-        """Do work in a thread, and then on the loop what follows from it; errors of both are the end of the call."""
-        tell = failed or call.fail_with
-
-        def follow(value: T) -> None:
-            try:
-                then(value)
-            except Exception as error:
-                tell(error)
-
-        self.inbox.when_done((threads or self._codec_threads).submit(work), follow, tell)
 
 
 class UnaryCall(Call):
@@ -270,6 +249,7 @@ class UnaryCall(Call):
         super().__init__(stream, fields, limits)
         self.on_gone: Callable[[], None] | None = None
         """Called once if the call ends before its answer."""
+        self.incoming = Incoming(stream.arrival_ns)
         self._app = app
         self._method = method
         self._is_taken = False
@@ -282,16 +262,47 @@ class UnaryCall(Call):
         elif messages:
             self._is_taken = True
             self.stream.release()
-            self._app.unpacked(self, *messages[0], partial(self._method, self))
+            self.begin(*messages[0])
         elif is_end:
             raise bad("the call has no message, expected one")
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """Count the message, whose length is known."""
+        if self.incoming.held is None:
+            self._app.admission.count(self.incoming, nbytes)
+
+    def begin(self, is_packed: bool, data: Packed) -> None:
+        """The message has come."""
+        if self.incoming.held is None:
+            self._app.admission.count(self.incoming, len(data))
+        self._app.unpacked(self, self.incoming, is_packed, data, partial(self._method, self))
 
     def is_waiting(self) -> bool:
         """Whether the message has not come."""
         return not self._is_taken
 
     def withdraw(self) -> None:
-        """Cancel the query."""
+        """Cancel the query, and count the message no more."""
+        self.incoming.let_go()
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
+
+
+class InferCall(UnaryCall):
+    """A call of one inference, which may be refused by the start of its message."""
+
+    def __init__(self, app: GrpcApp, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
+        super().__init__(app, app.infer, stream, fields, limits)
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """Count the message, and look for its model."""
+        super().coming(is_packed, start, nbytes)
+        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start, nbytes)
+
+    def begin(self, is_packed: bool, data: Packed) -> None:
+        """The message has come: look for its model where that is cheaper than to take it apart."""
+        self._app.take_slot(self)
+        encoding = self.encoding if is_packed else None
+        self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]), len(data))
+        super().begin(is_packed, data)

@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from cotenant.serve.frontend.call_threads import Steps
 from cotenant.serve.frontend.grpc_frames import (
     CODES,
     DEADLINE_EXCEEDED,
@@ -96,6 +97,8 @@ class Call:
             self.stream.expect(length)
         try:
             self.take(found, is_end)
+            if reader.length and not self.is_over:
+                self.coming(*reader.start, reader.length)
         except Exception as error:
             self.fail_with(error)
 
@@ -133,6 +136,10 @@ class Call:
     @abstractmethod
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
         """Messages have come, or the end, or a part of a message. What is raised is the status of the call."""
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """A part of a message of `nbytes` has come, with these bytes at its start. What is raised is the status of the
+        call."""
 
     @abstractmethod
     def withdraw(self) -> None:
@@ -191,17 +198,18 @@ class Call:
                 self.fail(INTERNAL, INTERNAL_ERROR, (*pairs, *FAILURE.pairs()))
 
 
-def unpack(encoding: bytes, data: Packed, limits: Limits) -> bytes:
-    """Undo the compression of a message; never makes more than the body limit. Raises FrameError and ServeError."""
+def unpacking(encoding: bytes, data: Packed, limits: Limits) -> Steps[bytes]:
+    """Undo the compression of a message in steps, as `codec_http.inflating` does. Raises FrameError and ServeError."""
     if encoding not in _ENCODINGS:
         text = f"messages compressed by {encoding.decode('latin-1')!r} are not supported, expected gzip or deflate"
         raise FrameError(UNIMPLEMENTED, text)
     try:
-        return bytes(codec_http.decompress(encoding, memoryview(data), limits))
+        body = yield from codec_http.inflating(encoding, memoryview(data), limits)
     except ServeError as error:
         if error.status is Status.TOO_LARGE:
             raise FrameError(RESOURCE_EXHAUSTED, error.message) from None
         raise
+    return bytes(body)
 
 
 def parse(kind: str, data: Packed) -> Any:

@@ -19,6 +19,8 @@ CODES = {
 }
 """Number of a status by its name, of those that are used."""
 PREFIX_BYTES = 5
+START_BYTES = 1 << 10
+"""Bytes at the start of a message in which the name of its model is looked for."""
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
 
@@ -53,6 +55,12 @@ class MessageReader:
     def came(self) -> int:
         """Bytes that have come of the message in progress."""
         return self._filled + len(self._prefix)
+
+    @property
+    def start(self) -> tuple[bool, bytes]:
+        """Of the message in progress: whether it is compressed, and its first bytes, as far as they have come."""
+        body = self._body
+        return self._is_packed, b"" if body is None else bytes(body[: min(self._filled, START_BYTES)])
 
     @property
     def length(self) -> int:

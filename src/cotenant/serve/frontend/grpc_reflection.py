@@ -8,10 +8,11 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2
 
-from cotenant.serve.frontend.grpc_call import HEADERS, OK_TRAILERS, Call, Packed, parse, unpack
+from cotenant.serve.frontend.grpc_call import HEADERS, OK_TRAILERS, Call, Packed, parse, unpacking
 from cotenant.serve.frontend.grpc_frames import CODES, RESOURCE_EXHAUSTED
 from cotenant.serve.frontend.h2_connection import H2Stream
 from cotenant.wire.codec import Limits, shown
+from cotenant.wire.codec_http import at_once
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, POOL, REFLECTION_SERVICES, SERVICE
 
 REFLECTION = frozenset(f"/{service}/ServerReflectionInfo".encode() for service in REFLECTION_SERVICES)
@@ -36,7 +37,9 @@ class ReflectionCall(Call):
             if self.stream.unsent() > _MOST_UNREAD_BYTES:
                 self.fail(RESOURCE_EXHAUSTED, "the answers of this stream are not read")
                 return
-            question = parse("ServerReflectionRequest", unpack(self.encoding, data, self.limits) if is_packed else data)
+            if is_packed:
+                data = at_once(unpacking(self.encoding, data, self.limits))
+            question = parse("ServerReflectionRequest", data)
             self.send(_answer(question).SerializeToString())
         self.stream.release()
         if is_end:

@@ -8,6 +8,7 @@ from cotenant.serve.frontend.grpc_app import GrpcApp
 from cotenant.serve.frontend.grpc_call import MESSAGE_SLACK_BYTES
 from cotenant.serve.frontend.h2_connection import H2Connection, H2Connections
 from cotenant.serve.frontend.loop_server import LoopServer
+from cotenant.serve.frontend.off_loop import OffLoop
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
@@ -44,8 +45,8 @@ class GrpcServer(LoopServer[GrpcApp, H2Connection]):
             self._app.loads.close()
         super().stop(grace_s)
 
-    def _make_app(self) -> GrpcApp:
-        return GrpcApp(self._backend, self._limits, self._access)
+    def _make_app(self, off_loop: OffLoop) -> GrpcApp:
+        return GrpcApp(self._backend, self._limits, self._access, off_loop)
 
     def _make_connections(self, app: GrpcApp) -> H2Connections:
         streams = self._limits.max_concurrent_rpcs + _RESERVED_STREAMS

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import structs
 
+from cotenant.serve.frontend.grpc_admission import GrpcAdmission, Incoming
 from cotenant.serve.frontend.grpc_call import HEADERS, INTERNAL_ERROR, OK_TRAILERS, Call, Packed, parse
-from cotenant.serve.frontend.grpc_frames import FrameError
+from cotenant.serve.frontend.grpc_frames import START_BYTES, FrameError
 from cotenant.serve.frontend.grpc_messages import encode_answer
 from cotenant.serve.frontend.h2_connection import H2Stream
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, InferResult, ServeError, Status
@@ -35,12 +35,17 @@ class Codec(Protocol):
     """What a stream needs of the front-end."""
 
     @property
-    def inbox(self) -> LoopInbox:
-        """Calls for the loop."""
+    def off_loop(self) -> OffLoop:
+        """The threads beside the loop."""
+
+    @property
+    def admission(self) -> GrpcAdmission:
+        """What refuses requests, and counts their bytes."""
 
     def unpacked(
         self,
         call: Call,
+        incoming: Incoming,
         is_packed: bool,
         data: Packed,
         then: Callable[[Packed], None],
@@ -51,6 +56,7 @@ class Codec(Protocol):
     def decode(
         self,
         call: Call,
+        incoming: Incoming,
         message: Any,
         nbytes: int,
         then: Callable[[WireRequest], None],
@@ -58,20 +64,11 @@ class Codec(Protocol):
     ) -> None:
         """Decode a request, at once or in a thread, and do on the loop what follows from it."""
 
-    def in_thread(
-        self,
-        call: Call,
-        work: Callable[[], Any],
-        then: Callable[[Any], None],
-        failed: Callable[[BaseException], None] | None = None,
-    ) -> None:
-        """Do work in a thread, and then on the loop what follows from it."""
-
 
 class _Request(NamedTuple):
     is_packed: bool
     data: Packed
-    came_ns: int
+    incoming: Incoming
 
 
 class _Answer(NamedTuple):
@@ -102,6 +99,8 @@ class StreamCall(Call):
         super().__init__(stream, fields, limits)
         self._codec = codec
         self._backend = backend
+        self._incoming: Incoming | None = None
+        """The request of which a part has come."""
         self._waiting: deque[_Request] = deque()
         """Requests that have come and are not taken."""
         self._outbox: deque[_Answer | _Refusal] = deque()
@@ -135,8 +134,17 @@ class StreamCall(Call):
         self._is_whole = self._is_whole or is_end
         if messages and not self._is_closing:
             came_ns = self.stream.arrived_ns()
-            self._waiting += [_Request(is_packed, data, came_ns) for is_packed, data in messages]
+            first, self._incoming = self._incoming, None
+            for is_packed, data in messages:
+                self._waiting.append(_Request(is_packed, data, first or Incoming(came_ns)))
+                first = None
         self._advance()
+
+    def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
+        """Count the message, whose length is known."""
+        if self._incoming is None:
+            self._incoming = Incoming(self.stream.arrived_ns())
+            self._codec.admission.count(self._incoming, nbytes)
 
     def is_waiting(self) -> bool:
         """Whether the stream waits for the rest of a request."""
@@ -152,7 +160,7 @@ class StreamCall(Call):
     def shut_down(self) -> None:
         """Take no further request; the stream ends when those taken are answered."""
         self._is_closing = True
-        self._waiting.clear()
+        self._forget_waiting()
         self._advance()
 
     def withdraw(self) -> None:
@@ -161,7 +169,15 @@ class StreamCall(Call):
             self._backend.cancel(query)
         while self._outbox:
             self._unsent(self._outbox.popleft())
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        """The requests that have come, and are not taken, never will be."""
+        for request in self._waiting:
+            request.incoming.let_go()
         self._waiting.clear()
+        if self._incoming is not None:
+            self._incoming.let_go()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -198,7 +214,8 @@ class StreamCall(Call):
 
     def _enter(self, request: _Request) -> None:
         """Take one request; exactly one item comes into the outbox, now or when its query ends."""
-        number, nbytes = self._taken, len(request.data)
+        is_packed, data, incoming = request
+        number, nbytes = self._taken, len(data)
         self._taken += 1
         self._unwritten += 1
         self._computing += 1
@@ -209,29 +226,40 @@ class StreamCall(Call):
             nonlocal id_
             message = parse("ModelInferRequest", data)
             id_ = message.id
-            self._codec.decode(self, message, len(data), partial(decoded, message), refuse)
+            self._codec.admission.admit(incoming, message.model_name, message.model_version)
+            self._codec.decode(self, incoming, message, len(data), partial(decoded, message), refuse)
 
         def decoded(message: Any, wire: WireRequest) -> None:
             final_flag = codec_grpc.request_flag(message, "triton_enable_empty_final_response")
-            self._submit(number, nbytes, wire, final_flag, request.came_ns)
+            self._submit(number, nbytes, wire, final_flag, incoming)
 
         def refuse(error: BaseException) -> None:
+            incoming.let_go()
             self._refuse(id_, nbytes, error)
 
         try:
-            self._codec.unpacked(self, request.is_packed, request.data, parsed, refuse)
+            if incoming.held is None:
+                self._codec.admission.count(incoming, nbytes)
+            encoding = self.encoding if is_packed else None
+            self._codec.admission.start(incoming, encoding, bytes(data[:START_BYTES]), nbytes)
+            self._codec.unpacked(self, incoming, is_packed, data, parsed, refuse)
         except Exception as error:
             refuse(error)
 
-    def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, came_ns: int) -> None:
+    def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, incoming: Incoming) -> None:
         if self.is_over:
+            incoming.let_go()
             return
-        put = self._codec.inbox.put
+        put = self._codec.off_loop.inbox.put
 
         def done(result: InferResult) -> None:
-            put(lambda: self._ended(number, nbytes, wire, final_flag, result))
+            put(lambda: ended(result))
 
-        query = self._backend.submit(structs.replace(wire.request, arrival_ns=came_ns), done)
+        def ended(result: InferResult) -> None:
+            incoming.let_go()
+            self._ended(number, nbytes, wire, final_flag, result)
+
+        query = self._backend.submit(structs.replace(wire.request, arrival_ns=incoming.arrival_ns), done)
         if number in self._early:
             self._early.remove(number)
         else:
@@ -270,9 +298,11 @@ class StreamCall(Call):
         """Write the answers that are ready, as long as the client takes them."""
         while self._outbox and not self._is_encoding and self.stream.unsent() < _UNSENT_BYTES:
             item = self._outbox.popleft()
-            if isinstance(item, _Answer) and writing_ns(item.wire, item.result) >= OFF_LOOP_NS:
+            if isinstance(item, _Answer) and (took_ns := writing_ns(item.wire, item.result)) >= OFF_LOOP_NS:
                 self._is_encoding = True
-                self._codec.in_thread(self, partial(self._encode, item), partial(self._encoded, item.nbytes))
+                model, encode = item.wire.request.model, partial(self._encode, item)
+                encoded = partial(self._encoded, item.nbytes)
+                self._codec.off_loop.convert(model, writing_cost(took_ns), encode, encoded, self.fail_with)
             else:
                 self._send(item.nbytes, self._encode(item))
 

@@ -11,19 +11,17 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 from msgspec import structs
 
 from cotenant.serve.frontend.admin_access import Access, barred
-from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
 from cotenant.serve.frontend.http_head import Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.frontend.off_loop import INFLATE_NICE, OFF_LOOP_BYTES, OFF_LOOP_NS, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.pending_bytes import COUNTED_FROM_BYTES, Held
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -31,27 +29,27 @@ from cotenant.wire.codec import Limits, WireRequest, less_spent, shown
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
 
-T = TypeVar("T")
 _log = logging.getLogger("cotenant.http")
 
 _OCTETS = b"application/octet-stream"
 _QUERY_LINE = b"%b: %%d\r\n" % QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
+RETRY_AFTER = b"retry-after: 1\r\n"
+"""With what is refused for load: seconds."""
 _COMPRESS_FROM_BYTES = 1 << 10
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
-_CONTROL_THREADS = 8
-_CODEC_THREADS = 2
 
 
-def http_app(backend: Backend, limits: Limits, access: Access) -> HttpApp:
+def http_app(backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> HttpApp:
     """Make the front-end that serves `backend` to clients of the Open Inference Protocol v2."""
     control = {endpoint: partial(call, backend) for endpoint, call in CONTROL.items()}
-    return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"), access)
+    loads = LoadLine(backend, "cotenant-http-loads")
+    return HttpApp(backend, limits, control, off_loop, backend.replied, loads, access)
 
 
 class HttpApp:
-    """Answers requests, with two small pools of threads and a line of loads, which `close` lets go. Implements App.
+    """Answers requests, with the threads of its loop and a line of loads, which `close` lets go. Implements App.
 
     `control` answers every other endpoint that it is asked for; `replied`: see Backend.
     """
@@ -61,6 +59,7 @@ class HttpApp:
         backend: Infer,
         limits: Limits,
         control: Mapping[Endpoint, Callable[[HttpRoute, bytes], Answer]],
+        off_loop: OffLoop,
         replied: Callable[[InferResult], None] = lambda _: None,
         loads: LoadLine | None = None,
         access: Access = Access.LOCAL,
@@ -70,32 +69,45 @@ class HttpApp:
         self._calls = control
         self._replied = replied
         self._router = Router()
-        self._inbox: LoopInbox | None = None
+        self._off_loop = off_loop
         self._loads = loads
         self._access = access
-        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
-        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
-        self._inflate_thread = LoopThreads(1, "cotenant-http-inflate", INFLATE_NICE)
 
     def close(self) -> None:
-        """Let the idle threads end; requests in progress are not waited for."""
+        """Take no further load; requests in progress are not waited for."""
         if self._loads is not None:
             self._loads.close()
-        self._control_threads.shutdown()
-        self._codec_threads.shutdown()
-        self._inflate_thread.shutdown()
 
     # --- App ------------------------------------------------------------------------------------------------------
 
-    def refusal(self, head: Head) -> Answer | None:
+    def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
         """See App."""
         try:
-            self._route(head)
+            route = self._route(head)
         except ServeError as error:
             return _refused(error)
         except _WrongMethodError as error:
             return error_answer(405, str(error))
-        return None
+        is_query = route.endpoint is Endpoint.INFER
+        refused = self._backend.refusal(route.model, route.version) if is_query else None
+        if refused is None and 0 <= head.length < COUNTED_FROM_BYTES:
+            return None
+        try:
+            if refused is not None:
+                raise refused
+            model = route.model if is_query else ""
+            return self._off_loop.pending.hold(model, max(0, head.length), self._limits.pending_bytes)
+        except ServeError as error:
+            return self._decline(route, arrival_ns, error)
+
+    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+        """See App."""
+        return self._decline(self._route(head), arrival_ns, error)
+
+    def _decline(self, route: HttpRoute, arrival_ns: int, error: ServeError) -> Answer:
+        """Answer a request that gets no query, and tell of it."""
+        self._backend.refused(route.model, arrival_ns, error)
+        return _refused(error)
 
     def request(self, exchange: Exchange) -> None:
         """See App."""
@@ -114,7 +126,7 @@ class HttpApp:
 
     def malformed(self, status: int, message: str) -> Answer:
         """See App."""
-        return error_answer(status, message)
+        return error_answer(status, message, RETRY_AFTER if status == 503 else b"")
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
@@ -139,18 +151,31 @@ class HttpApp:
                 spent_us = value.decode("latin-1")
         submit = partial(self._submit, exchange, route, header_length, accept, spent_us)
         if content_encoding in (b"", b"identity"):
-            self._submit_somewhere(exchange, exchange.body, header_length, submit)
+            self._submit_somewhere(exchange, route.model, exchange.body, header_length, submit)
             return
-        inflate = partial(codec_http.decompress, content_encoding, exchange.body, self._limits)
+        steps = codec_http.inflating(content_encoding, exchange.body, self._limits)
 
         def inflated(body: memoryview) -> None:
-            self._submit_somewhere(exchange, body, header_length, submit)
+            self._count_inflated(exchange, route, len(body))
+            self._submit_somewhere(exchange, route.model, body, header_length, submit)
 
-        self._in_thread(exchange, self._inflate_thread, inflate, inflated)
+        self._off_loop.inflate(route.model, steps, inflated, partial(self._fail, exchange), exchange.held)
+
+    def _count_inflated(self, exchange: Exchange, route: HttpRoute, nbytes: int) -> None:
+        """Count what a body has become. Raises ServeError where there is no room for it."""
+        try:
+            if exchange.held is not None:
+                exchange.held.grow(nbytes)
+            elif not exchange.is_over:
+                exchange.held = self._off_loop.pending.hold(route.model, nbytes, self._limits.pending_bytes)
+        except ServeError as error:
+            self._backend.refused(route.model, exchange.arrival_ns, error)
+            raise
 
     def _submit_somewhere(
         self,
         exchange: Exchange,
+        model: str,
         body: bytes | memoryview,
         header_length: int | None,
         submit: Callable[[bytes | memoryview], int],
@@ -158,9 +183,8 @@ class HttpApp:
         """Decode and submit here, or in a thread what takes long."""
         json_length = header_length or len(body)
         if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
-            self._in_thread(
-                exchange, self._codec_threads, partial(submit, body), partial(self._submitted_late, exchange)
-            )
+            then, failed = partial(self._submitted_late, exchange), partial(self._fail, exchange)
+            self._off_loop.convert(model, len(body), partial(submit, body), then, failed, exchange.held)
         else:
             query = submit(body)
             if not exchange.is_over:
@@ -179,7 +203,7 @@ class HttpApp:
         wire = self._decode(route, body, header_length)
         if spent_us:
             wire = less_spent(wire, spent_us)
-        put = self._loop_inbox.put
+        put = self._off_loop.inbox.put
 
         def done(result: InferResult) -> None:
             put(lambda: self._ended(exchange, route, wire, accept, result))
@@ -209,14 +233,15 @@ class HttpApp:
             number = _QUERY_LINE % result.query
             if result.outcome not in ANSWERS:
                 end = not_answered(result, ready=self._backend.ready())
-                exchange.answer(error_answer(end.status.value[0], end.message, number + _told(end.ending)))
+                exchange.answer(_refused(end, number))
                 return
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
-            if exchange.is_over or writing_ns(wire, result, accept) < OFF_LOOP_NS:
+            if exchange.is_over or (took_ns := writing_ns(wire, result, accept)) < OFF_LOOP_NS:
                 self._encode(exchange, wire, result, batched, accept)
             else:
                 encode = partial(self._encode, exchange, wire, result, batched, accept)
-                self._in_thread(exchange, self._codec_threads, encode, lambda _: None)
+                cost, failed = writing_cost(took_ns), partial(self._fail, exchange)
+                self._off_loop.convert(route.model, cost, encode, lambda _: None, failed)
         except Exception as error:
             self._fail(exchange, error)
 
@@ -229,7 +254,7 @@ class HttpApp:
             answer = error_answer(error.status.value[0], error.message, number + _told(FAILURE))
         finally:
             self._replied(result)  # what follows waits for the client's socket alone
-        self._loop_inbox.put(partial(exchange.answer, answer))
+        self._off_loop.inbox.put(partial(exchange.answer, answer))
 
     # --- control --------------------------------------------------------------------------------------------------
 
@@ -241,30 +266,16 @@ class HttpApp:
             exchange.answer(self._calls[endpoint](route, b""))
         elif endpoint in LOADS and self._loads is not None:
             put = partial(LOADS[endpoint], self._loads, route, body)
-            self._in_thread(exchange, self._control_threads, put, partial(self._wait_for_load, exchange))
+            self._off_loop.control(put, partial(self._wait_for_load, exchange), partial(self._fail, exchange))
         else:
             call = partial(self._calls[endpoint], route, body)
-            self._in_thread(exchange, self._control_threads, call, exchange.answer)
+            self._off_loop.control(call, exchange.answer, partial(self._fail, exchange))
 
     def _wait_for_load(self, exchange: Exchange, load: Future[None]) -> None:
-        self._when_done(exchange, load, lambda _: exchange.answer(json_answer(200, {})))
+        done = json_answer(200, {})
+        self._off_loop.inbox.when_done(load, lambda _: exchange.answer(done), partial(self._fail, exchange))
 
-    # --- threads --------------------------------------------------------------------------------------------------
-
-    @property
-    def _loop_inbox(self) -> LoopInbox:
-        if self._inbox is None:
-            self._inbox = LoopInbox()
-        return self._inbox
-
-    def _in_thread(
-        self, exchange: Exchange, threads: LoopThreads, work: Callable[[], T], then: Callable[[T], None]
-    ) -> None:
-        """Do work in one of the threads, and then on the loop what follows from it."""
-        self._when_done(exchange, threads.submit(work), then)
-
-    def _when_done(self, exchange: Exchange, future: Future[T], then: Callable[[T], None]) -> None:
-        self._loop_inbox.when_done(future, then, partial(self._fail, exchange))
+    # --- errors ---------------------------------------------------------------------------------------------------
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Tell the client of an error."""
@@ -283,8 +294,11 @@ class _WrongMethodError(Exception):
     """The endpoint does not take the method."""
 
 
-def _refused(error: ServeError) -> Answer:
-    return error_answer(error.status.value[0], error.message, _told(error.ending))
+def _refused(error: ServeError, fields: bytes = b"") -> Answer:
+    fields += _told(error.ending)
+    if error.is_for_load:
+        fields += RETRY_AFTER
+    return error_answer(error.status.value[0], error.message, fields)
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser
 from cotenant.serve.frontend.open_connections import OpenConnections, readable_since
+from cotenant.serve.frontend.pending_bytes import Held
+from cotenant.wire.api import ServeError
 from cotenant.wire.codec import Limits
 
 READ_BYTES = 256 << 10
@@ -23,6 +25,8 @@ _AHEAD_BYTES = 64 << 10
 """Bytes behind the request in progress from which on the socket is not read."""
 _AT_A_TIME = 16
 """Requests of a connection that are answered at once before others have their turn."""
+_IGNORED_BYTES = 64 << 10
+"""Of a body that is not wanted so much is read, before the answer, and the connection stays open."""
 _LINGER_S, _LINGER_BYTES = 2.0, 4 << 20
 """How long, and how much, the server reads and ignores after the last answer of a connection. The system answers unread
 bytes with a reset, and the client's side then drops answers that it has not read."""
@@ -52,8 +56,12 @@ class Answer(NamedTuple):
 class App(Protocol):
     """What answers requests. All methods are called on the event loop, and must be quick."""
 
-    def refusal(self, head: Head) -> Answer | None:
-        """The answer to a request whose body is not wanted; None where it is to be read."""
+    def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
+        """The head of a request with a body has come, whose first byte could be read at `arrival_ns`: the answer where
+        the body is not wanted. Else it is to be read, and counted where there is something to count it by."""
+
+    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+        """The answer to a request for whose body, which comes in chunks, there is no room."""
 
     def request(self, exchange: Exchange) -> None:
         """Answer a request by `Exchange.answer`, now or later. Raises nothing."""
@@ -69,15 +77,21 @@ class Exchange:
     """One request and its one answer. `arrival_ns` is the monotonic time when its first byte could be read.
 
     `on_gone` is called once if the client goes away, or the server ends, before the answer. `is_over`: the request has
-    been answered, or its client has gone.
+    been answered, or its client has gone. `held` counts its bytes, if they are counted.
     """
 
-    __slots__ = ("_answered", "arrival_ns", "body", "head", "is_over", "on_gone")
+    __slots__ = ("_answered", "arrival_ns", "body", "head", "held", "is_over", "on_gone")
 
     def __init__(
-        self, head: Head, body: bytes | memoryview, arrival_ns: int, answered: Callable[[Exchange, Answer], None]
+        self,
+        head: Head,
+        body: bytes | memoryview,
+        arrival_ns: int,
+        answered: Callable[[Exchange, Answer], None],
+        held: Held | None = None,
     ) -> None:
         self.head = head
+        self.held = held
         self.body = body
         self.arrival_ns = arrival_ns
         self.is_over = False
@@ -88,15 +102,22 @@ class Exchange:
         """Send the answer, the first time."""
         if not self.is_over:
             self.is_over, self.on_gone = True, None
+            self._let_go()
             self._answered(self, answer)
 
     def abandon(self) -> None:
         """The client has gone."""
         if not self.is_over:
             self.is_over = True
+            self._let_go()
             gone, self.on_gone = self.on_gone, None
             if gone is not None:
                 gone()
+
+    def _let_go(self) -> None:
+        held, self.held = self.held, None
+        if held is not None:
+            held.let_go()
 
 
 class Connections(OpenConnections["HttpConnection"]):
@@ -127,9 +148,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         """Of the request whose body comes, or whose answer is to come."""
         self._body: bytearray | None = None
-        """A body of declared length, of which `_filled` bytes have come."""
+        """A body of declared length, of which `_filled` bytes have come. Of one in chunks so many are counted."""
         self._filled = 0
         self._chunks: ChunkedBody | None = None
+        self._held: Held | None = None
+        """Counts the bytes of the body that comes."""
+        self._declined: Answer | None = None
+        """The answer to the request whose body comes, and is not wanted."""
         self._exchange: Exchange | None = None
         """The request in progress."""
         self._began_ns = 0
@@ -162,6 +187,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._others.close(self, self._address)
         self._is_over = True
         self._data, self._body, self._chunks = b"", None, None
+        self._let_go()
         if self._exchange is not None:
             self._exchange.abandon()
 
@@ -223,6 +249,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         except BadRequestError as error:
             self._write(self._app.malformed(error.status, error.message), is_last=True)
             return
+        except ServeError as error:
+            assert self._head is not None
+            self._write(self._app.crowded(self._head, self._began_ns, error), is_last=True)
+            return
         finally:
             self._is_advancing = False
         if not self._is_soon:
@@ -234,7 +264,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._advance()
 
     def _is_whole(self) -> bool:
-        """Parse on; whether a request has come whole. Raises BadRequestError."""
+        """Parse on; whether a request has come whole. Raises BadRequestError, and ServeError where it has no room."""
         if self._head is None and not self._is_head_whole():
             return False
         if self._body is not None:
@@ -242,6 +272,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._chunks is not None:
             at = self._chunks.feed(self._data, 0)
             self._data = self._data[at:]
+            uncounted = len(self._chunks.body) - self._filled
+            if uncounted >= _IGNORED_BYTES and self._held is not None:
+                self._filled += uncounted
+                self._held.grow(uncounted)
             return self._chunks.is_complete
         return True
 
@@ -279,9 +313,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.length > self._limits.max_body_bytes:
             text = f"the body has {head.length} bytes, expected at most {self._limits.max_body_bytes}"
             raise BadRequestError(413, text)
-        if head.expects and (refused := self._app.refusal(head)) is not None:
-            self._write(refused, is_last=True)  # what follows may be the body, at the client's choice
-            return
+        begun = self._app.begun(head, self._began_ns)
+        if isinstance(begun, Answer):
+            if head.expects or not 0 <= head.length - len(self._data) <= _IGNORED_BYTES:
+                self._write(begun, is_last=True)  # where the client waits, what follows may be the body, at its choice
+                return
+            self._declined = begun
+        else:
+            self._held = begun
         if head.length == CHUNKED:
             self._chunks = ChunkedBody(self._limits.max_body_bytes, self._limits.max_header_bytes)
         else:
@@ -304,8 +343,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             body, self._body, self._filled = memoryview(self._body).toreadonly(), None, 0
         elif self._chunks is not None:
             body, self._chunks = memoryview(self._chunks.body).toreadonly(), None
-        exchange = self._exchange = Exchange(self._head, body, self._began_ns, self._answered)
+        if self._declined is not None:
+            self._write(self._declined)
+            return
+        held, self._held = self._held, None
+        exchange = self._exchange = Exchange(self._head, body, self._began_ns, self._answered, held)
         self._app.request(exchange)
+
+    def _let_go(self) -> None:
+        """Count the bytes of the body that came no more."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.let_go()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -323,7 +372,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _write(self, answer: Answer, *, is_last: bool = False) -> None:
         """Write an answer. The next request may begin then, or the connection ends."""
-        head, self._head = self._head, None
+        head, self._head, self._declined = self._head, None, None
+        self._let_go()
         self._body, self._chunks, self._filled, self._began_ns = None, None, 0, 0
         self._since_s = self._loop.time()
         is_last = is_last or self._is_stopping or head is None or not head.keeps

@@ -7,6 +7,7 @@ from cotenant.serve.frontend.admin_access import Access
 from cotenant.serve.frontend.http_app import HttpApp, http_app
 from cotenant.serve.frontend.http_connection import Connections, HttpConnection
 from cotenant.serve.frontend.loop_server import LoopServer
+from cotenant.serve.frontend.off_loop import OffLoop
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
@@ -30,8 +31,8 @@ class HttpServer(LoopServer[HttpApp, HttpConnection]):
     ) -> None:
         super().__init__(backend, host, port, limits, loop, access)
 
-    def _make_app(self) -> HttpApp:
-        return http_app(self._backend, self._limits, self._access)
+    def _make_app(self, off_loop: OffLoop) -> HttpApp:
+        return http_app(self._backend, self._limits, self._access, off_loop)
 
     def _make_connections(self, app: HttpApp) -> Connections:
         return Connections(app, self._limits)

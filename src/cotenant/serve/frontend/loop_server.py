@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cotenant.errors import CotenantError
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.admin_access import Access, access_at
+from cotenant.serve.frontend.off_loop import OffLoop
 from cotenant.serve.frontend.open_connections import OpenConnections
 from cotenant.serve.listening import BACKLOG, listen
 from cotenant.wire.api import Backend
@@ -25,7 +26,7 @@ class ServedApp(Protocol):
     """What answers the requests of all connections."""
 
     def close(self) -> None:
-        """Let the idle threads end; requests in progress are not waited for."""
+        """Take no further work; requests in progress are not waited for."""
 
 
 class ServedConnection(Protocol):
@@ -72,7 +73,7 @@ class LoopServer(ABC, Generic[A, C]):
         self._looking: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def _make_app(self) -> A: ...
+    def _make_app(self, off_loop: OffLoop) -> A: ...
 
     @abstractmethod
     def _make_connections(self, app: A) -> Any: ...
@@ -92,13 +93,16 @@ class LoopServer(ABC, Generic[A, C]):
         bound = listening or listen(self._host, self._port, self.speaks)
         port: int = bound.getsockname()[1]
         try:
-            self._app = app = self._make_app()
             if self._loop is None:
                 self._loop = ServeLoop()
                 self._loop.start()
+            self._app = app = self._make_app(self._loop.shared(OffLoop))
             self._loop.submit(self._listen(app, bound)).result()
         except BaseException:
             bound.close()
+            if self._is_own and self._loop is not None:
+                self._loop.stop()
+                self._loop = None
             raise
         return port
 

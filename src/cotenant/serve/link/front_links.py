@@ -6,14 +6,15 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from cotenant.core.admission import Gate
 from cotenant.errors import CotenantError
-from cotenant.serve.directory import Directory
+from cotenant.serve.directory import Directory, ShutGates
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.frontend.loop_inbox import LoopInbox
@@ -23,6 +24,7 @@ from cotenant.serve.link.messages import (
     RETURNS,
     Ask,
     Call,
+    Declined,
     Ended,
     Failed,
     Freed,
@@ -35,6 +37,8 @@ from cotenant.types import ANSWERS
 from cotenant.wire.api import Backend, InferRequest, InferResult, ServeError, Status
 
 _CALL_THREADS = 16
+_GATES_S = 0.001
+"""What changes of gates within this time goes in one message: a full queue opens and shuts with each query."""
 _log = logging.getLogger("cotenant.server")
 
 
@@ -43,6 +47,10 @@ class Engine(Backend, Protocol):
 
     def directory(self) -> Directory:
         """What is served under which name."""
+
+    @property
+    def gates(self) -> Mapping[str, Gate]:
+        """The gates of tenants that take no query now."""
 
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
         """An answer was handed to its connection."""
@@ -60,6 +68,7 @@ class FrontLinks:
         self._accepting: asyncio.Task[None] | None = None
         self._inbox: LoopInbox | None = None
         self._told = b""
+        self._are_gates_due = False
 
     def start(self) -> None:
         """Take links from now on."""
@@ -76,6 +85,12 @@ class FrontLinks:
         """Tell the front-ends, soon, of names and their states, if they are not as they were. From any thread."""
         if self._inbox is not None:
             self._inbox.put(self._publish_soon)
+
+    def gates_changed(self) -> None:
+        """Tell the front-ends, within _GATES_S, which tenants take no query. From any thread."""
+        if self._inbox is not None and not self._are_gates_due:
+            self._are_gates_due = True
+            self._inbox.put(self._publish_gates_soon)
 
     async def _begin(self) -> None:
         self._inbox = LoopInbox()
@@ -96,9 +111,19 @@ class FrontLinks:
                 continue
             self._links.add(link)
             link.send(self._server.directory())
+            link.send(ShutGates(dict(self._server.gates)))
 
     def _publish_soon(self) -> None:  # the thread that says so may hold a lock
         asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish_gates_soon(self) -> None:
+        asyncio.get_running_loop().call_later(_GATES_S, self._publish_gates)
+
+    def _publish_gates(self) -> None:
+        self._are_gates_due = False
+        gates = ShutGates(dict(self._server.gates))
+        for link in self._links:
+            link.send(gates)
 
     def _publish(self) -> None:
         directory = self._server.directory()
@@ -162,6 +187,8 @@ class _FrontLink:
                 case Replied(query=query, ended_ns=ended_ns, at_ns=at_ns):
                     if self._unwritten.pop(query, None) is not None:
                         self._server.replied_at(query, ended_ns, at_ns)
+                case Declined(model=model, arrival_ns=arrival_ns, error=error):
+                    self._server.refused(model, arrival_ns, error.error)
                 case Freed(blocks=blocks):
                     for block in blocks:
                         self._arena.free(block)
@@ -212,7 +239,8 @@ class _FrontLink:
                 self.send(Failed.of(ref, ServeError(Status.INTERNAL, str(error))))
                 return
             self._unwritten[result.query] = result.ended_ns
-        told = result.query, result.model_version, place, result.reason, result.ended_ns
+        status = "" if result.status is None else result.status.name
+        told = result.query, result.model_version, place, result.reason, status, result.ended_ns
         self.send(Ended(ref, result.outcome, *told))
 
     def _call(self, call: Call) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
-from cotenant.serve.directory import Directory
+from cotenant.serve.directory import Directory, ShutGates
 from cotenant.serve.link.arena import Place
-from cotenant.types import Cause, Outcome
+from cotenant.types import Cause, LossCause, Outcome
 from cotenant.wire.api import IndexEntry, ModelStatistics, ServeError, Status
 from cotenant.wire.ending import Ending
 
@@ -58,6 +58,7 @@ class Ended(Struct, frozen=True, array_like=True, tag=True, gc=False):
     version: str
     outputs: Place
     reason: str = ""
+    status: str = ""
     ended_ns: int = 0
 
 
@@ -69,16 +70,27 @@ class Failed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     message: str
     outcome: Outcome
     cause: Cause | None = None
+    loss: LossCause | None = None
 
     @classmethod
     def of(cls, ref: int, error: ServeError) -> Failed:
         """As it crosses the link."""
-        return cls(ref, error.status.name, error.message, error.ending.outcome, error.ending.cause)
+        loss = None if error.cause is UNSET else error.cause
+        return cls(ref, error.status.name, error.message, error.ending.outcome, error.ending.cause, loss)
 
     @property
     def error(self) -> ServeError:
         """As it was raised."""
-        return ServeError(Status[self.status], self.message, Ending(self.outcome, self.cause))
+        loss = UNSET if self.loss is None else self.loss
+        return ServeError(Status[self.status], self.message, Ending(self.outcome, self.cause), loss)
+
+
+class Declined(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: a request for a model was answered with an error, and never was a query."""
+
+    model: str
+    arrival_ns: int
+    error: Failed
 
 
 class Value(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -94,8 +106,8 @@ class Freed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     blocks: list[int]
 
 
-ToEngine = Ask | Withdraw | Replied | Call | Freed
-ToFrontend = Ended | Failed | Value | Freed | Directory
+ToEngine = Ask | Withdraw | Replied | Declined | Call | Freed
+ToFrontend = Ended | Failed | Value | Freed | Directory | ShutGates
 RETURNS: dict[str, Any] = {
     "config": dict[str, Any],
     "statistics": tuple[ModelStatistics, ...],

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from cotenant.core.admission import OPEN, Gate
 from cotenant.errors import CotenantError
-from cotenant.serve.directory import Directory
+from cotenant.serve.directory import Directory, ShutGates, refusal_of
 from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedBlocks
 from cotenant.serve.link.connection import Link, hand_over
@@ -24,6 +25,7 @@ from cotenant.serve.link.messages import (
     RETURNS,
     Ask,
     Call,
+    Declined,
     Ended,
     Failed,
     Freed,
@@ -76,6 +78,7 @@ class RemoteBackend:
         self._inbox: LoopInbox | None = None
         self._thread = 0
         self._directory = Directory()
+        self._shut: Mapping[str, Gate] = {}
 
     # --- the link -------------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class RemoteBackend:
             calls, self._calls = self._calls, {}
             self._methods = {}
             self._link = self._arena = self._reader = None
-            self._directory = Directory()
+            self._directory, self._shut = Directory(), {}
             arena.close()
         for done in asked.values():
             _tell(done, _refused(ServeError(Status.UNAVAILABLE, _LOST, FAILURE)))
@@ -166,6 +169,8 @@ class RemoteBackend:
                         if self._arena is not None:
                             for block in blocks:
                                 self._arena.free(block)
+                case ShutGates(gates=gates):
+                    self._shut = gates
                 case Directory():
                     is_news = message.is_open and not self._directory.is_open
                     self._directory = message
@@ -178,7 +183,9 @@ class RemoteBackend:
         if done is None or reader is None:
             return
         if ended.outcome not in ANSWERS:
-            _tell(done, unanswered(ended.outcome, ended.query, ended.version, ended.reason))
+            status = Status[ended.status] if ended.status else Status.INTERNAL
+            result = InferResult(ended.outcome, ended.query, ended.version, reason=ended.reason, status=status)
+            _tell(done, result)
             return
         try:
             outputs = reader.read(ended.outputs)
@@ -211,6 +218,24 @@ class RemoteBackend:
     def metadata(self, model: str, version: str) -> ModelMetadata:
         """What the engine has told of a model. Raises ServeError."""
         return self._directory.find(model, version).metadata
+
+    def refusal(self, model: str, version: str) -> ServeError | None:
+        """Why no query of a model is taken now, as far as the engine has said."""
+        state = self._directory.names.get(model)
+        front = None if state is None else state.fronts.get(version)
+        if front is not None:
+            gate = self._shut.get(front.tenant, OPEN)
+            return None if gate is OPEN else refusal_of(front.tenant, gate, time.monotonic_ns())
+        try:
+            self._directory.find(model, version)
+        except ServeError as error:
+            return error
+        return None
+
+    def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
+        """Tell the engine of a request that never was a query."""
+        if (link := self._link) is not None:
+            self._send(link, Declined(model, arrival_ns, Failed.of(0, error)))
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """Check a query and send it to the engine; gives its name on the link, for `cancel`."""

@@ -90,13 +90,17 @@ class NameTable:
         """What front-ends know of all names."""
         names = {
             name: NameState(
-                {version: Front(each.metadata, self.problem_of(each)) for version, each in entry.fronts.items()},
+                {version: self._front(each) for version, each in entry.fronts.items()},
                 dict(entry.unserved),
                 entry.reason,
             )
             for name, entry in list(self._entries.items())
         }
         return Directory(self._is_open(), names)
+
+    def _front(self, served: Served) -> Front:
+        tenant = served.tenant.name if isinstance(served, ServedModel) else ""
+        return Front(served.metadata, self.problem_of(served), tenant)
 
     def stage_model(self, name: str) -> ServedModel:
         """The default version of a model. Raises ServeError (UNAVAILABLE) with the reason when it is not served."""

@@ -239,6 +239,7 @@ def serve_model(
         weight=config.tenant.weight,
         share=config.tenant.share or 0.0,
         rate=config.tenant.rate or UNSET,
+        max_rate=config.tenant.max_rate or UNSET,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
         splits=opened.splits if profile.splits is UNSET else profile.splits,
