@@ -190,11 +190,11 @@ def test_only_what_is_needed_runs() -> None:
 def test_outputs_are_awaited_until_all_that_need_them_have_started() -> None:
     flow = begun(DIAMOND, 10)
     flow.begin()
-    assert [flow.is_awaited(stage) for stage in range(4)] == [True, True, True, False]
+    assert flow.awaited == {0, 1, 2}
     flow.stage_ended(0, Outcome.ANSWERED, "", 1)
-    assert [flow.is_awaited(stage) for stage in range(4)] == [False, True, True, False]
+    assert flow.awaited == {1, 2}
     flow.end(Outcome.CANCELLED, "", 2)
-    assert not any(map(flow.is_awaited, range(4)))
+    assert flow.awaited == set()
 
 
 def test_deadlines_leave_the_longest_path_its_time_by_what_is_known_of_tensors() -> None:

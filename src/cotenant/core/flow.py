@@ -110,6 +110,10 @@ class StageState(IntEnum):
     """It ended without an answer, was withdrawn, or will never start."""
 
 
+_WAITING, _RUNNING, _ANSWERED, _OVER = StageState
+"""Looking a member up in its enumeration costs 0.1 us in Python 3.11."""
+
+
 class Flow:
     """The state of one query of an application. Not thread-safe: the owner serialises the calls.
 
@@ -139,7 +143,7 @@ class Flow:
         else:
             times = [alone_ns(number, *work) if runs[number] else 0 for number, work in enumerate(self.works)]
             self.deadlines_ns = [query.deadline_ns - rest for rest in graph.rest_ns(times)]
-        self.states = [StageState.WAITING if each else StageState.OVER for each in runs]
+        self.states = [_WAITING if each else _OVER for each in runs]
         self.is_over = False
         self._left = sum(runs)
         self._numbers: dict[int, int] = {}
@@ -153,7 +157,7 @@ class Flow:
 
     def begin(self) -> list[Step]:
         """The query has arrived: start the stages that need no other."""
-        return [] if self.is_over else self._start()
+        return self._start([number for number, needed in enumerate(self.graph.after) if not needed])
 
     def stage_query(
         self, stage: int, number: int, tenant: str, now_ns: int, items: int, shape: int, merge_key: int
@@ -175,10 +179,13 @@ class Flow:
             self.graph.names[stage],
         )
 
-    def is_awaited(self, stage: int) -> bool:
-        """Whether a stage that has yet to start needs this one."""
-        states = zip(self.graph.after, self.states, strict=True)
-        return any(state is StageState.WAITING and stage in needed for needed, state in states)
+    @property
+    def awaited(self) -> set[int]:
+        """Stages that are needed by one that has yet to start."""
+        states = self.states
+        return {
+            other for number, needed in enumerate(self.graph.after) if states[number] is _WAITING for other in needed
+        }
 
     def is_too_slow(self, stage: int, alone_ns: AloneNs) -> bool:
         """Whether the belief in slow models refuses this stage: alone and of the smallest shapes, all stages together
@@ -201,12 +208,12 @@ class Flow:
             return []
         self._check(stage, "ended")
         if outcome not in ANSWERS:
-            self.states[stage] = StageState.OVER
+            self.states[stage] = _OVER
             return self._fail(stage, outcome, reason, now_ns)
-        self.states[stage] = StageState.ANSWERED
+        self.states[stage] = _ANSWERED
         self._left -= 1
         if self._left:
-            return self._start()
+            return self._start([number for number, needed in enumerate(self.graph.after) if stage in needed])
         over_ns = now_ns - self.query.deadline_ns
         if over_ns <= 0:
             return self.end(Outcome.ANSWERED, "", now_ns)
@@ -220,21 +227,18 @@ class Flow:
         self.is_over = True
         steps: list[Step] = [ApplicationEnded(self.query.id, outcome, reason, now_ns)]
         for stage, state in enumerate(self.states):
-            if state is StageState.RUNNING and stage in self._numbers:
+            if state is _RUNNING and stage in self._numbers:
                 steps.append(QueryWithdrawn(self._numbers[stage], f"withdrawn: {reason}"))
-            if state is not StageState.ANSWERED:
-                self.states[stage] = StageState.OVER
+            if state is not _ANSWERED:
+                self.states[stage] = _OVER
         return steps
 
-    def _start(self) -> list[Step]:
-        ready = [
-            number
-            for number, needed in enumerate(self.graph.after)
-            if self.states[number] is StageState.WAITING
-            and all(self.states[other] is StageState.ANSWERED for other in needed)
-        ]
-        for number in ready:
-            self.states[number] = StageState.RUNNING
+    def _start(self, candidates: Sequence[int]) -> list[Step]:
+        states, after, ready = self.states, self.graph.after, []
+        for number in candidates:
+            if states[number] is _WAITING and all(states[other] is _ANSWERED for other in after[number]):
+                states[number] = _RUNNING
+                ready.append(number)
         return [StartStages(self.query.id, tuple(ready))] if ready else []
 
     def _fail(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
@@ -246,6 +250,6 @@ class Flow:
         return self.end(whole, f"stage {self.graph.names[stage]!r}{was}: {reason}", now_ns)
 
     def _check(self, stage: int, what: str) -> None:
-        if self.states[stage] is not StageState.RUNNING:
+        if self.states[stage] is not _RUNNING:
             name = self.graph.names[stage]
             raise ProtocolViolationError(f"stage {name!r} {what} while it is {self.states[stage].name}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import structs
@@ -44,6 +44,9 @@ class _Run:
     request: InferRequest
     done: Done
     wanted: Mapping[str, tuple[int, str]]
+    """Stage and its output of each output that the client asked for."""
+    kept: frozenset[int]
+    """Stages of those."""
     forms: Mapping[int, QueryForm]
     """Of the first stages, as they were checked at the arrival."""
     outputs: dict[int, Tensors] = field(default_factory=dict)
@@ -97,13 +100,13 @@ class Flows:
         }
         known = {stage: (form.shape, form.items) for stage, form in forms.items()}
         wanted = application.wanted(request.outputs)
+        kept = frozenset([stage for stage, _ in wanted.values()])
         runs: list[_Run] = []
 
         def arrive(number: int, now_ns: int) -> ApplicationArrived:
             query = query_of(application, QueryForm(items, 0, 0), request, self._counters, number, now_ns)
-            stages = [stage for stage, _ in wanted.values()]
-            flow = Flow(spec.graph, query, partial(self._alone_ns, application), known, stages)
-            runs.append(_Run(flow, application, request, done, wanted, forms))
+            flow = Flow(spec.graph, query, partial(self._alone_ns, application), known, kept)
+            runs.append(_Run(flow, application, request, done, wanted, kept, forms))
             with self._changed:
                 self._runs[number] = runs[0]
             self._counters.arrive(query)
@@ -145,10 +148,8 @@ class Flows:
             steps = move()
             stages = [stage for step in steps if isinstance(step, StartStages) for stage in step.stages]
             asked = {stage: _stage_request(run.application, stage, run.request, run.outputs) for stage in stages}
-            taken = {stage for stage, _ in run.wanted.values()}
-            for stage in [*run.outputs]:
-                if stage not in taken and not run.flow.is_awaited(stage):
-                    del run.outputs[stage]
+            for stage in run.outputs.keys() - run.kept - run.flow.awaited if asked else ():
+                del run.outputs[stage]
         if asked:
             self._start(run, asked)
         elif steps:
@@ -209,10 +210,10 @@ class Flows:
 
     def _finish(self, run: _Run, steps: Sequence[Step]) -> None:
         """Answer the client; `steps` are the end of the whole, and withdrawals of its stages."""
-        ended, *withdrawn = [step for step in steps if not isinstance(step, StartStages)]
-        assert isinstance(ended, ApplicationEnded)
-        result = result_of(ended, run.wanted, run.outputs)
-        ended = replace(ended, outcome=result.outcome, reason=result.reason or ended.reason)
+        first, *withdrawn = [step for step in steps if not isinstance(step, StartStages)]
+        assert isinstance(first, ApplicationEnded)
+        result = result_of(first, run.wanted, run.outputs)
+        ended = ApplicationEnded(first.query, result.outcome, result.reason or first.reason, first.ended_ns)
         self._driver().follow(lambda _: [ended, *withdrawn])
         try:
             run.done(result)
