@@ -74,8 +74,8 @@ BY_NAME = {tenant.name: tenant for tenant in TENANTS}
 
 def application(graph: StageGraph, *models: str, shares_ms: Sequence[int] = ()) -> SimulatedApplication:
     """With shares its stages end as in a plan."""
-    ends = graph.ends_ns([share * MS for share in shares_ms]) if shares_ms else None
-    return SimulatedApplication(graph, tuple(BY_NAME[model] for model in models), ends)
+    shares_ns = {name: share * MS for name, share in zip(graph.names, shares_ms, strict=False)}
+    return SimulatedApplication(graph.divided(shares_ns), tuple(BY_NAME[model] for model in models))
 
 
 SCAN_MODELS, SEEK_MODELS = ("embed", "tag", "detect", "spot"), ("embed", "tag")

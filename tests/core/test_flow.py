@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.flow import Finish, Flow, StageGraph, StageState, StartStage, Step, WithdrawStage
+from cotenant.core.events import ApplicationEnded, QueryWithdrawn
+from cotenant.core.flow import Flow, StageGraph, StageState, StartStages, Step
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import ANSWERS, Outcome
+from cotenant.types import ANSWERS, Outcome, Query
 
 CHAIN = StageGraph(("a", "b", "c"), ((), (0,), (1,)))
 DIAMOND = StageGraph(("a", "b", "c", "d"), ((), (0,), (0,), (1, 2)))
@@ -23,50 +26,72 @@ def graphs(draw: st.DrawFn) -> StageGraph:
     return StageGraph(tuple(f"s{number}" for number in range(count)), tuple(after))
 
 
+def begun(graph: StageGraph, deadline_ns: int, wanted: Sequence[int] | None = None) -> Flow:
+    """A flow of query 7 of `app`, from 0 on, of models that take no time."""
+    return Flow(graph, Query(7, "app", 0, deadline_ns), lambda *_: 0, wanted=wanted)
+
+
 def starts(steps: list[Step]) -> list[int]:
-    return [step.stage for step in steps if isinstance(step, StartStage)]
+    return [stage for step in steps if isinstance(step, StartStages) for stage in step.stages]
+
+
+def ended(outcome: Outcome, now_ns: int, reason: str = "") -> ApplicationEnded:
+    return ApplicationEnded(7, outcome, reason, now_ns)
 
 
 @given(graph=graphs(), data=st.data())
 def test_whatever_happens_there_is_one_outcome_and_nothing_runs_on(graph: StageGraph, data: st.DataObject) -> None:
+    """Some stages never arrive, since their queries cannot be made: those are not withdrawn."""
     wanted = data.draw(st.lists(st.integers(0, len(graph.names) - 1), min_size=1))
     needed = graph.needed(wanted)
-    flow = Flow(graph, 100, needed)
+    flow = begun(graph, 100, wanted)
     running: list[int] = []
+    arrived: list[int] = []
     withdrawn: list[int] = []
     started: list[int] = []
     answered: list[int] = []
-    finished: list[Finish] = []
+    finished: list[ApplicationEnded] = []
     ended_as: list[Outcome] = []
+    now = 0
 
     def follow(steps: list[Step]) -> None:
         for step in steps:
             match step:
-                case StartStage():
+                case StartStages():
                     assert not finished
-                    assert needed[step.stage]
-                    assert step.stage not in started
-                    assert all(other in answered for other in graph.after[step.stage])
-                    started.append(step.stage)
-                    running.append(step.stage)
-                case WithdrawStage():
-                    assert step.stage in running
-                    assert step.stage not in withdrawn
-                    withdrawn.append(step.stage)
-                case Finish():
+                    assert step.query == 7
+                    for stage in step.stages:
+                        assert needed[stage]
+                        assert stage not in started
+                        assert all(other in answered for other in graph.after[stage])
+                        started.append(stage)
+                        running.append(stage)
+                case QueryWithdrawn():
+                    assert finished
+                    assert step.query in arrived
+                    assert step.query - 10 in running
+                    withdrawn.append(step.query)
+                case ApplicationEnded():
+                    assert step.ended_ns == now
                     finished.append(step)
 
     follow(flow.begin())
-    now = 0
     while running:
         now += data.draw(st.integers(0, 40))
-        act = data.draw(st.sampled_from(["end", "end", "end", "cancel"]))
+        act = data.draw(st.sampled_from(["end", "end", "end", "arrive", "arrive", "cancel"]))
         if act == "cancel":
             was_over = bool(finished)
-            follow(flow.end(Outcome.CANCELLED, "cancelled by the client"))
+            follow(flow.end(Outcome.CANCELLED, "cancelled by the client", now))
             assert finished[0].outcome is Outcome.CANCELLED or was_over
             continue
-        stage = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        stage = data.draw(st.sampled_from(running))
+        if act == "arrive":
+            if not finished and stage + 10 not in arrived:
+                query = flow.stage_query(stage, stage + 10, "m", now, 1, 0, 0)
+                assert (query.part_of, query.stage, query.deadline_ns) == (7, graph.names[stage], 100)
+                arrived.append(query.id)
+            continue
+        running.remove(stage)
         outcome = data.draw(st.sampled_from([*ANSWERS, *ANSWERS, *Outcome]))
         if not finished:
             ended_as.append(outcome)
@@ -76,12 +101,13 @@ def test_whatever_happens_there_is_one_outcome_and_nothing_runs_on(graph: StageG
     [finish] = finished
     assert flow.is_over
     assert not any(state in (StageState.RUNNING, StageState.WAITING) for state in flow.states)
+    assert len(set(withdrawn)) == len(withdrawn)
     if finish.outcome in ANSWERS:
         assert sorted(answered) == [number for number, each in enumerate(needed) if each]
         assert all(outcome in ANSWERS for outcome in ended_as)
         assert (finish.outcome is Outcome.LATE) == (now > 100)
         assert not withdrawn
-    assert flow.end(Outcome.FAILED, "again") == []
+    assert flow.end(Outcome.FAILED, "again", now) == flow.begin() == []
 
 
 @given(graph=graphs(), data=st.data())
@@ -104,18 +130,19 @@ def test_the_rest_is_the_longest_path(graph: StageGraph, data: st.DataObject) ->
 
 
 def test_a_diamond_starts_its_last_stage_once_when_both_sides_are_there() -> None:
-    flow = Flow(DIAMOND, 10)
+    flow = begun(DIAMOND, 10)
     assert starts(flow.begin()) == [0]
     assert starts(flow.stage_ended(0, Outcome.ANSWERED, "", 1)) == [1, 2]
     assert flow.stage_ended(2, Outcome.LATE, "late by 1.0 ms", 2) == []
     assert starts(flow.stage_ended(1, Outcome.ANSWERED, "", 3)) == [3]
-    assert flow.stage_ended(3, Outcome.LATE, "late by 1.0 ms", 10) == [Finish(Outcome.ANSWERED)]
+    assert flow.stage_ended(3, Outcome.LATE, "late by 1.0 ms", 10) == [ended(Outcome.ANSWERED, 10)]
 
 
 def test_late_is_what_is_late_as_a_whole() -> None:
-    flow = Flow(StageGraph(("only",), ((),)), 1_000_000)
+    flow = begun(StageGraph(("only",), ((),)), 1_000_000)
     flow.begin()
-    assert flow.stage_ended(0, Outcome.ANSWERED, "", 3_500_000) == [Finish(Outcome.LATE, "late by 2.5 ms")]
+    late = ended(Outcome.LATE, 3_500_000, "late by 2.5 ms")
+    assert flow.stage_ended(0, Outcome.ANSWERED, "", 3_500_000) == [late]
 
 
 @pytest.mark.parametrize(
@@ -129,39 +156,82 @@ def test_late_is_what_is_late_as_a_whole() -> None:
 def test_the_reason_names_the_stage_and_the_other_side_is_withdrawn(
     outcome: Outcome, reason: str, whole: Outcome, expected: str
 ) -> None:
-    flow = Flow(DIAMOND, 10)
+    flow = begun(DIAMOND, 10)
     flow.begin()
     flow.stage_ended(0, Outcome.ANSWERED, "", 1)
-    finish, *rest = flow.stage_ended(1, outcome, reason, 2)
-    assert finish == Finish(whole, expected)
-    assert rest == [WithdrawStage(2, expected)]
+    for stage in (1, 2):
+        flow.stage_query(stage, 10 + stage, "m", 1, 1, 0, 0)
+    withdrawn = QueryWithdrawn(12, f"withdrawn: {expected}")
+    assert flow.stage_ended(1, outcome, reason, 2) == [ended(whole, 2, expected), withdrawn]
     assert flow.stage_ended(2, Outcome.CANCELLED, "withdrawn", 3) == []
 
 
 def test_a_first_stage_that_is_rejected_rejects_the_whole() -> None:
-    flow = Flow(CHAIN, 10)
+    flow = begun(CHAIN, 10)
     flow.begin()
-    assert flow.stage_ended(0, Outcome.REJECTED, "full", 0) == [Finish(Outcome.REJECTED, "stage 'a': full")]
+    assert flow.stage_ended(0, Outcome.REJECTED, "full", 0) == [ended(Outcome.REJECTED, 0, "stage 'a': full")]
 
 
 def test_what_ends_before_it_begins_starts_nothing() -> None:
-    flow = Flow(DIAMOND, 10)
-    assert flow.end(Outcome.FAILED, "it was unloaded") == [Finish(Outcome.FAILED, "it was unloaded")]
+    flow = begun(DIAMOND, 10)
+    assert flow.end(Outcome.FAILED, "it was unloaded", 1) == [ended(Outcome.FAILED, 1, "it was unloaded")]
     assert flow.begin() == []
 
 
 def test_only_what_is_needed_runs() -> None:
     needed = DIAMOND.needed([1])
     assert needed == (True, True, False, False)
-    flow = Flow(DIAMOND, 10, needed)
+    flow = begun(DIAMOND, 10, [1])
     flow.begin()
     assert starts(flow.stage_ended(0, Outcome.ANSWERED, "", 1)) == [1]
-    assert flow.stage_ended(1, Outcome.ANSWERED, "", 2) == [Finish(Outcome.ANSWERED)]
+    assert flow.stage_ended(1, Outcome.ANSWERED, "", 2) == [ended(Outcome.ANSWERED, 2)]
+
+
+def test_outputs_are_awaited_until_all_that_need_them_have_started() -> None:
+    flow = begun(DIAMOND, 10)
+    flow.begin()
+    assert flow.awaited == {0, 1, 2}
+    flow.stage_ended(0, Outcome.ANSWERED, "", 1)
+    assert flow.awaited == {1, 2}
+    flow.end(Outcome.CANCELLED, "", 2)
+    assert flow.awaited == set()
+
+
+def test_deadlines_leave_the_longest_path_its_time_by_what_is_known_of_tensors() -> None:
+    """Each stage takes its shape times its rows, and 10."""
+    query = Query(7, "app", 100, 1100, items=3)
+    graph = replace(DIAMOND, smallest=(4, 1, 5, 2))
+
+    def alone_ns(stage: int, shape: int, rows: int) -> int:
+        return 10 + shape * rows
+
+    flow = Flow(graph, query, alone_ns, {0: (7, 2)})
+    assert flow.works == [(7, 2), (1, 3), (5, 3), (2, 3)]
+    assert flow.deadlines_ns == [1100 - 25 - 16, 1084, 1084, 1100]
+    assert Flow(graph, query, alone_ns, wanted=[1]).deadlines_ns[:2] == [1087, 1100]
+    shared = graph.divided({"a": 10, "b": 20, "c": 30, "d": 2000})
+    assert Flow(shared, query, alone_ns).deadlines_ns == [110, 130, 140, 1100]
+    assert graph.divided({"a": 10}) == graph
+
+
+@pytest.mark.parametrize(
+    ("limit_ns", "shares_ns", "slow"),
+    [(63, {}, []), (62, {}, [0, 1, 2, 3]), (200, {"a": 22, "b": 12, "c": 30, "d": 15}, [1, 3])],
+)
+def test_a_belief_refuses_where_all_stages_or_one_in_its_share_do_not_fit(
+    limit_ns: int, shares_ns: dict[str, int], slow: list[int]
+) -> None:
+    """Alone they take 22, 13, 25 and 16."""
+    graph = replace(DIAMOND, smallest=(4, 1, 5, 2)).divided(shares_ns)
+    flow = Flow(graph, Query(7, "app", 0, limit_ns, items=3), lambda stage, shape, rows: 10 + shape * rows)
+    assert [stage for stage in range(4) if flow.is_too_slow(stage, lambda _, shape, rows: 10 + shape * rows)] == slow
 
 
 def test_what_cannot_be_is_refused() -> None:
-    flow = Flow(CHAIN, 10)
+    flow = begun(CHAIN, 10)
     flow.begin()
+    with pytest.raises(ProtocolViolationError, match="stage 'b' arrives while it is WAITING"):
+        flow.stage_query(1, 9, "m", 0, 1, 0, 0)
     with pytest.raises(ProtocolViolationError, match="stage 'b' ended while it is WAITING"):
         flow.stage_ended(1, Outcome.ANSWERED, "", 0)
     flow.stage_ended(0, Outcome.ANSWERED, "", 0)

@@ -163,6 +163,8 @@ def test_damaged_files_are_read_or_refused_with_a_sentence(
 class Model:
     """As much of a served model as fitting looks at."""
 
+    smallest_shape = 0
+
     def __init__(self, inputs: list[TensorSpec], outputs: list[TensorSpec], max_batch: int = 0) -> None:
         self.metadata = ModelMetadata("m", ("1",), "fake", tuple(inputs), tuple(outputs), max_batch)
 
@@ -226,4 +228,4 @@ def test_a_model_that_is_not_served_is_named(tmp_path: Path) -> None:
 def test_shares_of_a_plan_end_one_after_the_other(tmp_path: Path) -> None:
     spec = read_application(written(tmp_path, GOOD), "app")
     served = fit(spec, find_among(twice=TWICE, thrice=TWICE), {"first": 30, "second": 50})
-    assert served.ends_ns == (30, 80)
+    assert served.spec.graph.share_ends_ns == (30, 80)

@@ -274,7 +274,7 @@ def test_whatever_the_order_each_query_is_counted_once(steps: list[tuple[str, in
 def test_an_application_is_counted_by_what_is_told_of_it() -> None:
     counters = Counters()
     counters.add("app", SLO_NS)
-    counters.arrive(1, "app", 0, SLO_NS, items=3)
+    counters.arrive(Query(1, "app", 0, SLO_NS, items=3))
     counters.tell_later(1)
     counters(10 * MS, ApplicationEnded(1, Outcome.ANSWERED, "", 10 * MS), [], None)
     assert counters.by_tenant["app"].rows == 0

@@ -20,11 +20,12 @@ from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import HttpReply, NodeLink
 from cotenant.cluster.stages import StageEnd, ask_stage
 from cotenant.cluster.types import COUNTED
-from cotenant.core.flow import Finish, Flow, StartStage, Step, WithdrawStage
+from cotenant.core.events import ApplicationEnded
+from cotenant.core.flow import Flow, StartStages, Step
 from cotenant.errors import ConfigError
 from cotenant.load.clients import model_path
 from cotenant.repository.application_form import VERSION, ApplicationForm, form_of, result_of
-from cotenant.types import Outcome
+from cotenant.types import Outcome, Query
 from cotenant.wire.api import (
     Array,
     InferRequest,
@@ -207,24 +208,21 @@ class ApplicationBackend:
         spec, now_ns = form.spec, self._now_ns()
         slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
         wanted = form.wanted(request.outputs)
+        whole = Query(number, spec.name, now_ns, now_ns + slo_ns)
         # Nothing is predicted here: without a plan every stage has the whole SLO.
-        deadlines_ns = spec.graph.deadlines_ns(now_ns, now_ns + slo_ns, form.ends_ns, lambda: [0] * len(spec.stages))
-        flow = Flow(spec.graph, now_ns + slo_ns, spec.graph.needed(stage for stage, _ in wanted.values()))
+        flow = Flow(spec.graph, whole, lambda *_: 0, wanted=[stage for stage, _ in wanted.values()])
         outputs: dict[int, Mapping[str, Array]] = {}
         running: dict[asyncio.Task[StageEnd], int] = {}
         steps: list[Step] = flow.begin()
         try:
             while True:
                 for step in steps:
-                    match step:
-                        case StartStage():
-                            inputs = form.stage_inputs(step.stage, request.inputs, outputs)
-                            end = self._stage(form, step.stage, inputs, deadlines_ns[step.stage], request.priority)
-                            running[self._loop.create_task(end)] = step.stage
-                        case Finish():
-                            return result_of(number, step, wanted, outputs)
-                        case WithdrawStage():
-                            pass  # its task is cancelled below, and with that its query at the node
+                    if isinstance(step, ApplicationEnded):  # tasks of stages under way, and their queries, end below
+                        return result_of(step, wanted, outputs)
+                    for stage in step.stages if isinstance(step, StartStages) else ():
+                        inputs = form.stage_inputs(stage, request.inputs, outputs)
+                        end = self._stage(form, stage, inputs, flow.deadlines_ns[stage], request.priority)
+                        running[self._loop.create_task(end)] = stage
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 steps = []
                 for task in ended:

@@ -1,29 +1,44 @@
 """One query of an application: which of its stages run when an answer comes, and how the whole ends.
 
-A pure state machine: no clock, no thread, no tensors. Its owner carries the steps out and tells how each stage ended.
-Whatever happens, a flow finishes exactly once, no stage starts twice, none starts before all that it needs has been
-answered, and every stage that is under way at the end is withdrawn.
+A pure state machine: no clock, no thread, no tensors. Server, simulator and the gateway of a cluster carry its steps
+out, and tell how each stage ended. Whatever happens, a flow ends exactly once, no stage starts twice, none starts
+before all that it needs has been answered, and every stage that is under way at the end is withdrawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
+from types import MappingProxyType
 
+from cotenant.core.events import ApplicationArrived, ApplicationEnded, QueryWithdrawn
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import ANSWERS, Outcome
+from cotenant.types import ANSWERS, Outcome, Query, StageQuery
+
+ShapedRows = tuple[int, int]
+"""Declared shape and rows of a stage's query."""
+
+AloneNs = Callable[[int, int, int], int]
+"""Predicted latency in ns of a stage that runs alone, from its number, declared shape and rows."""
+
+_UNKNOWN: Mapping[int, ShapedRows] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
     """The stages of an application, each after those that it needs: `after[i]` are numbers of stages below i.
 
+    `share_ends_ns` says when the stages' shares of the SLO end, counted from the arrival, where a plan divides it.
+    `smallest` are the numbers of the smallest shapes that the stages' models declare; empty where each is the first.
+
     Raises InvalidValueError when there is no stage, or one needs itself, a later one or one that is not there.
     """
 
     names: tuple[str, ...]
     after: tuple[tuple[int, ...], ...]
+    share_ends_ns: tuple[int, ...] | None = None
+    smallest: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.names or len(self.names) != len(self.after):
@@ -51,15 +66,6 @@ class StageGraph:
                 rest[other] = max(rest[other], rest[number] + times_ns[number])
         return tuple(rest)
 
-    def is_too_long(self, stage: int, times_ns: Sequence[int], limit_ns: int, ends_ns: Sequence[int] | None) -> bool:
-        """Whether stages that take so long, each alone, do not fit into what the application is allowed; with the ends
-        of a plan's shares, this stage into its share. Then it is refused for what is believed of latencies."""
-        if max(self.ends_ns(times_ns)) > limit_ns:
-            return True
-        return ends_ns is not None and times_ns[stage] > ends_ns[stage] - max(
-            [ends_ns[other] for other in self.after[stage]], default=0
-        )
-
     def ends_ns(self, shares_ns: Sequence[int]) -> tuple[int, ...]:
         """Per stage, when its share of the SLO ends, counted from the arrival: that of the longest path to it."""
         ends: list[int] = []
@@ -67,52 +73,31 @@ class StageGraph:
             ends.append(max((ends[other] for other in needed), default=0) + shares_ns[number])
         return tuple(ends)
 
-    def planned_ends_ns(self, shares_ns: Mapping[str, int]) -> tuple[int, ...] | None:
-        """`ends_ns` of the shares that a plan gives stages, by name; None where these are not just the stages."""
-        if sorted(shares_ns) != sorted(self.names):
-            return None
-        return self.ends_ns([shares_ns[name] for name in self.names])
+    def divided(self, shares_ns: Mapping[str, int]) -> StageGraph:
+        """The graph with a plan's shares of the SLO, by stage; without any where these are not just the stages."""
+        fits = sorted(shares_ns) == sorted(self.names)
+        ends_ns = self.ends_ns([shares_ns[name] for name in self.names]) if fits else None
+        return replace(self, share_ends_ns=ends_ns)
 
-    def deadlines_ns(
-        self,
-        arrival_ns: int,
-        deadline_ns: int,
-        ends_ns: Sequence[int] | None,
-        times_ns: Callable[[], Sequence[int]],
-    ) -> list[int]:
-        """When each stage of a query has to end: where its planned share does, else where the stages after it need.
+    def works(self, rows: int, known: Mapping[int, ShapedRows] = _UNKNOWN) -> list[ShapedRows]:
+        """Per stage, the work of its query: as `known`, else so many rows of the smallest declared shape.
 
-        `times_ns` gives the predicted latency of each stage; it is asked only where there is no plan.
+        What is refused for the smallest shape could not have been in time whatever the stages before it give.
         """
-        if ends_ns is not None:
-            return [min(deadline_ns, arrival_ns + end) for end in ends_ns]
-        return [deadline_ns - rest for rest in self.rest_ns(times_ns())]
+        smallest = self.smallest or (0,) * len(self.names)
+        return [known.get(number, (shape, rows)) for number, shape in enumerate(smallest)]
 
 
 @dataclass(frozen=True, slots=True)
-class StartStage:
-    """Let a stage's query arrive, and tell how it ended."""
+class StartStages:
+    """Let the queries of these stages of the application's query `query` arrive together; tell how each ends."""
 
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class WithdrawStage:
-    """Nobody waits for this stage any more; how it ends does not matter."""
-
-    stage: int
-    reason: str
+    query: int
+    stages: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The application's query has ended, with its one outcome; `reason` is empty for an answer in time."""
-
-    outcome: Outcome
-    reason: str = ""
-
-
-Step = StartStage | WithdrawStage | Finish
+Step = StartStages | ApplicationEnded | QueryWithdrawn
+"""What the owner of a flow carries out, in order. The last two are events for the engine."""
 
 
 class StageState(IntEnum):
@@ -125,26 +110,94 @@ class StageState(IntEnum):
     """It ended without an answer, was withdrawn, or will never start."""
 
 
-class Flow:
-    """The state of one query. Not thread-safe: the owner serialises the calls.
+_WAITING, _RUNNING, _ANSWERED, _OVER = StageState
+"""Looking a member up in its enumeration costs 0.1 us in Python 3.11."""
 
-    `needed` says which stages run at all, by default all: with a stage it holds those before it. An answer after
-    `deadline_ns` is late; when one stage is late against a deadline of its own, that alone ends nothing.
+
+class Flow:
+    """The state of one query of an application. Not thread-safe: the owner serialises the calls.
+
+    `query` stands for the whole: its tenant is the application, and an answer after its deadline is late. The stages
+    run that are `wanted`, by default all, and those before them. `known` is the work of stages with tensors that are
+    there at the arrival.
+
+    `deadlines_ns` says when each stage has to end: where its share of a plan does, else where the longest path of
+    stages after it needs the rest of the time, by `alone_ns`. A stage that is late for that ends nothing.
     """
 
-    __slots__ = ("_deadline_ns", "_graph", "_left", "is_over", "states")
+    __slots__ = ("_left", "_numbers", "deadlines_ns", "graph", "is_over", "query", "states", "works")
 
-    def __init__(self, graph: StageGraph, deadline_ns: int, needed: Sequence[bool] = ()) -> None:
-        self._graph = graph
-        self._deadline_ns = deadline_ns
-        runs = needed or (True,) * len(graph.names)
-        self.states = [StageState.WAITING if each else StageState.OVER for each in runs]
-        self._left = sum(runs)
+    def __init__(
+        self,
+        graph: StageGraph,
+        query: Query,
+        alone_ns: AloneNs,
+        known: Mapping[int, ShapedRows] = _UNKNOWN,
+        wanted: Iterable[int] | None = None,
+    ) -> None:
+        self.graph, self.query = graph, query
+        runs = graph.needed(range(len(graph.names)) if wanted is None else wanted)
+        self.works = graph.works(query.items, known)
+        if graph.share_ends_ns is not None:
+            self.deadlines_ns = [min(query.deadline_ns, query.arrival_ns + end) for end in graph.share_ends_ns]
+        else:
+            times = [alone_ns(number, *work) if runs[number] else 0 for number, work in enumerate(self.works)]
+            self.deadlines_ns = [query.deadline_ns - rest for rest in graph.rest_ns(times)]
+        self.states = [_WAITING if each else _OVER for each in runs]
         self.is_over = False
+        self._left = sum(runs)
+        self._numbers: dict[int, int] = {}
+        """Of the queries of stages that have arrived, by stage."""
+
+    @property
+    def arrived(self) -> ApplicationArrived:
+        """The event for the trace and for observers."""
+        query = self.query
+        return ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns)
 
     def begin(self) -> list[Step]:
         """The query has arrived: start the stages that need no other."""
-        return self._start(number for number, needed in enumerate(self._graph.after) if not needed)
+        return self._start([number for number, needed in enumerate(self.graph.after) if not needed])
+
+    def stage_query(
+        self, stage: int, number: int, tenant: str, now_ns: int, items: int, shape: int, merge_key: int
+    ) -> StageQuery:
+        """The query of a stage that was started, which arrives now. Raises ProtocolViolationError for any other."""
+        self._check(stage, "arrives")
+        query, self._numbers[stage] = self.query, number
+        return StageQuery(
+            number,
+            tenant,
+            now_ns,
+            self.deadlines_ns[stage],
+            query.rank,
+            items,
+            shape,
+            merge_key,
+            query.expiry_ns,
+            query.id,
+            self.graph.names[stage],
+        )
+
+    @property
+    def awaited(self) -> set[int]:
+        """Stages that are needed by one that has yet to start."""
+        states = self.states
+        return {
+            other for number, needed in enumerate(self.graph.after) if states[number] is _WAITING for other in needed
+        }
+
+    def is_too_slow(self, stage: int, alone_ns: AloneNs) -> bool:
+        """Whether the belief in slow models refuses this stage: alone and of the smallest shapes, all stages together
+        take more than the query's time, or with a plan, this one takes more than its share."""
+        graph, query = self.graph, self.query
+        times = [alone_ns(number, *work) for number, work in enumerate(graph.works(query.items))]
+        if max(graph.ends_ns(times)) > query.deadline_ns - query.arrival_ns:
+            return True
+        ends = graph.share_ends_ns
+        return ends is not None and times[stage] > ends[stage] - max(
+            [ends[other] for other in graph.after[stage]], default=0
+        )
 
     def stage_ended(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
         """A stage that was started has ended. Raises ProtocolViolationError for one that was not, or ended before.
@@ -153,50 +206,50 @@ class Flow:
         """
         if self.is_over:
             return []
-        if self.states[stage] is not StageState.RUNNING:
-            name = self._graph.names[stage]
-            raise ProtocolViolationError(f"stage {name!r} ended while it is {self.states[stage].name}")
+        self._check(stage, "ended")
         if outcome not in ANSWERS:
-            self.states[stage] = StageState.OVER
-            return self._fail(stage, outcome, reason)
-        self.states[stage] = StageState.ANSWERED
+            self.states[stage] = _OVER
+            return self._fail(stage, outcome, reason, now_ns)
+        self.states[stage] = _ANSWERED
         self._left -= 1
-        if self._left == 0:
-            over_ns = now_ns - self._deadline_ns
-            if over_ns <= 0:
-                return self.end(Outcome.ANSWERED, "")
-            return self.end(Outcome.LATE, f"late by {over_ns / 1e6:.1f} ms")
-        return self._start(number for number, needed in enumerate(self._graph.after) if stage in needed)
+        if self._left:
+            return self._start([number for number, needed in enumerate(self.graph.after) if stage in needed])
+        over_ns = now_ns - self.query.deadline_ns
+        if over_ns <= 0:
+            return self.end(Outcome.ANSWERED, "", now_ns)
+        return self.end(Outcome.LATE, f"late by {over_ns / 1e6:.1f} ms", now_ns)
 
-    def end(self, outcome: Outcome, reason: str) -> list[Step]:
-        """End the whole, from outside or because of a stage; what is under way is withdrawn. Repeated, it does nothing.
-
-        The first step is the Finish.
-        """
+    def end(self, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
+        """End the whole, from outside or because of a stage: the first step says so, those after it withdraw queries
+        of stages that are under way. Repeated, it does nothing."""
         if self.is_over:
             return []
         self.is_over = True
-        steps: list[Step] = [Finish(outcome, reason)]
-        for number, state in enumerate(self.states):
-            if state is StageState.RUNNING:
-                steps.append(WithdrawStage(number, reason))
-            if state is not StageState.ANSWERED:
-                self.states[number] = StageState.OVER
+        steps: list[Step] = [ApplicationEnded(self.query.id, outcome, reason, now_ns)]
+        for stage, state in enumerate(self.states):
+            if state is _RUNNING and stage in self._numbers:
+                steps.append(QueryWithdrawn(self._numbers[stage], f"withdrawn: {reason}"))
+            if state is not _ANSWERED:
+                self.states[stage] = _OVER
         return steps
 
-    def _start(self, candidates: Iterable[int]) -> list[Step]:
-        steps: list[Step] = []
+    def _start(self, candidates: Sequence[int]) -> list[Step]:
+        states, after, ready = self.states, self.graph.after, []
         for number in candidates:
-            ready = all(self.states[other] is StageState.ANSWERED for other in self._graph.after[number])
-            if self.states[number] is StageState.WAITING and ready:
-                self.states[number] = StageState.RUNNING
-                steps.append(StartStage(number))
-        return steps
+            if states[number] is _WAITING and all(states[other] is _ANSWERED for other in after[number]):
+                states[number] = _RUNNING
+                ready.append(number)
+        return [StartStages(self.query.id, tuple(ready))] if ready else []
 
-    def _fail(self, stage: int, outcome: Outcome, reason: str) -> list[Step]:
+    def _fail(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
         """A stage got no answer, and the whole will get none. What was let in and then refused was given up later."""
         whole = outcome
-        if outcome is Outcome.REJECTED and self._graph.after[stage]:
+        if outcome is Outcome.REJECTED and self.graph.after[stage]:
             whole = Outcome.DROPPED
         was = "" if whole is outcome else f" was {outcome.value}"
-        return self.end(whole, f"stage {self._graph.names[stage]!r}{was}: {reason}")
+        return self.end(whole, f"stage {self.graph.names[stage]!r}{was}: {reason}", now_ns)
+
+    def _check(self, stage: int, what: str) -> None:
+        if self.states[stage] is not _RUNNING:
+            name = self.graph.names[stage]
+            raise ProtocolViolationError(f"stage {name!r} {what} while it is {self.states[stage].name}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cotenant.config import NS_PER_MS
-from cotenant.core.flow import Finish
+from cotenant.core.events import ApplicationEnded
 from cotenant.errors import ConfigError
 from cotenant.repository.application_spec import ApplicationSpec, Source
 from cotenant.types import ANSWERS, Outcome
@@ -43,15 +43,11 @@ class StageModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApplicationForm:
-    """An application whose models fit together. `models` are those of its stages, in their order.
-
-    `ends_ns` says when the stages' shares of the SLO end, counted from the arrival, where a plan divides it.
-    """
+    """An application whose models fit together. `models` are those of its stages, in their order."""
 
     spec: ApplicationSpec
     metadata: ModelMetadata
     models: tuple[StageModel, ...]
-    ends_ns: tuple[int, ...] | None
 
     @property
     def version(self) -> str:
@@ -184,14 +180,14 @@ def form_of(
         outputs=tuple(outputs),
         max_batch_size=min(model.metadata.max_batch_size for model in models) if batched else 0,
     )
-    return ApplicationForm(spec, metadata, tuple(models), spec.graph.planned_ends_ns(shares_ns or {}))
+    return ApplicationForm(replace(spec, graph=spec.graph.divided(shares_ns or {})), metadata, tuple(models))
 
 
 def result_of(
-    query: int, finish: Finish, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
+    ended: ApplicationEnded, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
 ) -> InferResult:
     """What the client of an application gets: `wanted` says of which stage each output is, `outputs` is by stage."""
-    outcome, reason = finish.outcome, finish.reason
+    query, outcome, reason = ended.query, ended.outcome, ended.reason
     if outcome in ANSWERS:
         try:
             chosen = {name: outputs[stage][tensor] for name, (stage, tensor) in wanted.items()}

@@ -7,50 +7,26 @@ Deadlines of stages follow from what the engine's predictor believes, or from a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from typing import NamedTuple
 
 from msgspec import structs
 
 from cotenant.core.actions import Action, Respond
 from cotenant.core.admission import most_cores
 from cotenant.core.engine import Engine
-from cotenant.core.events import ApplicationArrived, ApplicationEnded, Event, QueryArrived, QueryWithdrawn
-from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
+from cotenant.core.events import ApplicationEnded, Event, QueryArrived
+from cotenant.core.flow import AloneNs, Flow, StageGraph, StartStages
 from cotenant.sim.driver import Log
-from cotenant.types import Outcome, Query, StageQuery, Tenant
+from cotenant.types import Outcome, Query, Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedApplication:
-    """An application and the tenants of its stages, in their order. `ends_ns` are the ends of a plan's shares, and
-    `smallest` the numbers of the smallest shapes that the stages' models declare; empty where it is the first."""
+class SimulatedApplication(NamedTuple):
+    """An application and the tenants of its stages, in their order."""
 
     graph: StageGraph
     tenants: tuple[Tenant, ...]
-    ends_ns: tuple[int, ...] | None = None
-    smallest: tuple[int, ...] = ()
-
-    def shape_of(self, stage: int, given: int) -> int:
-        """The shape of a stage's query: that of the application's for a first stage, else the smallest."""
-        return self.smallest_of(stage) if self.graph.after[stage] else given
-
-    def smallest_of(self, stage: int) -> int:
-        """The smallest shape that the model of a stage declares."""
-        return self.smallest[stage] if self.smallest else 0
-
-
-@dataclass(slots=True)
-class _Run:
-    """A query under way. `number` is what the engine knows it by, and `numbers` are those of its stages."""
-
-    query: Query
-    number: int
-    application: SimulatedApplication
-    flow: Flow
-    deadlines_ns: Sequence[int]
-    numbers: dict[int, int]
 
 
 class StagedEngine:
@@ -75,125 +51,78 @@ class StagedEngine:
         self._widest = most_cores(engine.policy.spec)
         self._log = log
         self._doubt = doubt
-        self._runs: dict[int, _Run] = {}
-        self._stages: dict[int, tuple[_Run, int]] = {}
+        self._flows: dict[int, Flow] = {}
+        self._stages: dict[int, tuple[Flow, int]] = {}
         self._numbers = count()
-        self._plain: dict[int, int] = {}
-        """The workload's numbers of the queries of no application, by the engine's."""
+        self._given: dict[int, int] = {}
+        """The workload's numbers of queries, by the engine's."""
 
     @property
     def live(self) -> int:
         """Queries that have not ended, those of applications counted once beside their stages."""
-        return self._engine.live + len(self._runs)
+        return self._engine.live + len(self._flows)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """See Engine: the Respond actions are those of the workload's queries, applications included."""
+        """Handle an event as Engine does: the Respond actions are those of the workload's queries."""
         out: list[Action] = []
-        todo: deque[Event] = deque()
-        if type(event) is not QueryArrived:
-            todo.append(event)
-        elif event.query.tenant in self._applications:
-            self._arrive(event.query, now_ns, todo, out)
-        else:
-            number = next(self._numbers)
-            self._plain[number] = event.query.id
-            todo.append(QueryArrived(structs.replace(event.query, id=number)))
-        follows = False
+        todo = deque(self._arrive(event.query) if type(event) is QueryArrived else [event])
         while todo:
-            told = todo.popleft()
-            if type(told) is QueryArrived:
-                if not follows and self._is_over(told.query.id):
-                    del self._stages[told.query.id]
-                    continue
-                follows = told.more
-            actions = self._engine.handle(told, now_ns)
-            if self._log is not None:
-                self._log(now_ns, told, actions)
-            for action in actions:
-                if type(action) is Respond and action.query in self._stages:
-                    run, stage = self._stages.pop(action.query)
-                    if action.outcome is Outcome.REJECTED and (doubted := self._doubted(run, stage)) is not None:
-                        todo.append(doubted)
-                    steps = run.flow.stage_ended(stage, action.outcome, action.reason, now_ns)
-                    self._follow(run, steps, now_ns, todo, out)
-                elif type(action) is Respond:
-                    out.append(structs.replace(action, query=self._plain.pop(action.query)))
-                else:
-                    out.append(action)
+            step = todo.popleft()
+            for told in self._start(step, now_ns) if isinstance(step, StartStages) else (step,):
+                actions = self._engine.handle(told, now_ns)
+                if self._log is not None:
+                    self._log(now_ns, told, actions)
+                for action in actions:
+                    if type(action) is not Respond:
+                        out.append(action)
+                    elif action.query in self._stages:
+                        todo += self._stage_ended(action, now_ns, out)
+                    else:
+                        out.append(structs.replace(action, query=self._given.pop(action.query)))
         return out
 
-    def _is_over(self, number: int) -> bool:
-        """Whether the application's query ended at the instant at which this stage of it was to start.
-
-        Those that start together do so, whatever becomes of the first of them.
-        """
-        known = self._stages.get(number)
-        return known is not None and known[0].flow.is_over
-
-    def _arrive(self, query: Query, now_ns: int, todo: deque[Event], out: list[Action]) -> None:
-        application = self._applications[query.tenant]
+    def _arrive(self, query: Query) -> list[Event | StartStages]:
+        number = next(self._numbers)
+        self._given[number] = query.id
+        query = structs.replace(query, id=number)
+        application = self._applications.get(query.tenant)
+        if application is None:
+            return [QueryArrived(query)]
         graph = application.graph
-        deadlines = graph.deadlines_ns(
-            query.arrival_ns, query.deadline_ns, application.ends_ns, lambda: self._times(application, query)
-        )
-        run = _Run(query, next(self._numbers), application, Flow(graph, query.deadline_ns), deadlines, {})
-        self._runs[run.number] = run
-        todo.append(ApplicationArrived(run.number, query.tenant, query.arrival_ns, query.deadline_ns))
-        self._follow(run, run.flow.begin(), now_ns, todo, out)
+        known = {stage: (query.shape, query.items) for stage, needed in enumerate(graph.after) if not needed}
+        flow = self._flows[number] = Flow(graph, query, self._alone_ns(application), known)
+        return [flow.arrived, *flow.begin()]
 
-    def _follow(self, run: _Run, steps: Sequence[Step], now_ns: int, todo: deque[Event], out: list[Action]) -> None:
-        starts = sum(isinstance(step, StartStage) for step in steps)
+    def _start(self, step: StartStages, now_ns: int) -> list[Event]:
+        """The arrivals of stages that start together; none where the whole ended at the instant when they were to."""
+        arrivals: list[Event] = []
+        flow = self._flows.get(step.query)
+        if flow is None:
+            return arrivals
+        for stage in step.stages:
+            number = next(self._numbers)
+            self._stages[number] = flow, stage
+            tenant, (shape, items) = self._applications[flow.query.tenant].tenants[stage], flow.works[stage]
+            query = flow.stage_query(stage, number, tenant.name, now_ns, items, shape, shape)
+            arrivals.append(QueryArrived(query, more=stage != step.stages[-1]))
+        return arrivals
+
+    def _stage_ended(self, respond: Respond, now_ns: int, out: list[Action]) -> list[Event | StartStages]:
+        flow, stage = self._stages.pop(respond.query)
+        steps = flow.stage_ended(stage, respond.outcome, respond.reason, now_ns)
         for step in steps:
-            match step:
-                case StartStage():
-                    starts -= 1
-                    todo.append(QueryArrived(self._stage_query(run, step.stage, now_ns), more=starts > 0))
-                case Finish():
-                    query = run.query
-                    del self._runs[run.number]
-                    todo.append(ApplicationEnded(run.number, step.outcome, step.reason, now_ns))
-                    out.append(Respond(query.id, step.outcome, step.reason))
-                case _:
-                    todo.append(QueryWithdrawn(run.numbers[step.stage], f"withdrawn: {step.reason}"))
+            if type(step) is ApplicationEnded:
+                del self._flows[step.query]
+                out.append(Respond(self._given.pop(step.query), step.outcome, step.reason))
+        application = self._applications[flow.query.tenant]
+        if self._doubt is None or respond.outcome is not Outcome.REJECTED:
+            return [*steps]
+        is_slow = flow.is_too_slow(stage, self._alone_ns(application))
+        doubted = self._doubt([tenant.name for tenant in application.tenants]) if is_slow else None
+        return [*steps] if doubted is None else [doubted, *steps]
 
-    def _stage_query(self, run: _Run, stage: int, now_ns: int) -> StageQuery:
-        query, tenant = run.query, run.application.tenants[stage]
-        shape = run.application.shape_of(stage, query.shape)
-        number = run.numbers[stage] = next(self._numbers)
-        self._stages[number] = run, stage
-        return StageQuery(
-            number,
-            tenant.name,
-            now_ns,
-            run.deadlines_ns[stage],
-            query.rank,
-            query.items,
-            shape,
-            shape,
-            query.expiry_ns,
-            run.number,
-            run.application.graph.names[stage],
+    def _alone_ns(self, application: SimulatedApplication) -> AloneNs:
+        predictor = self._engine.predictor
+        return lambda stage, shape, items: predictor.latency_ns(
+            application.tenants[stage].work(shape, items), self._widest
         )
-
-    def _doubted(self, run: _Run, stage: int) -> Event | None:
-        """A stage was refused: if that was for what is believed of its models, they are believed to be quicker."""
-        application, query = run.application, run.query
-        if self._doubt is None:
-            return None
-        times = self._alone_ns(
-            application, query.items, [*map(application.smallest_of, range(len(application.tenants)))]
-        )
-        limit_ns = query.deadline_ns - query.arrival_ns
-        is_slow = application.graph.is_too_long(stage, times, limit_ns, application.ends_ns)
-        return self._doubt([tenant.name for tenant in application.tenants]) if is_slow else None
-
-    def _times(self, application: SimulatedApplication, query: Query) -> list[int]:
-        """The predicted latency of each stage alone."""
-        shapes = [application.shape_of(stage, query.shape) for stage in range(len(application.tenants))]
-        return self._alone_ns(application, query.items, shapes)
-
-    def _alone_ns(self, application: SimulatedApplication, items: int, shapes: Sequence[int]) -> list[int]:
-        return [
-            self._engine.predictor.latency_ns(tenant.work(shape, items), self._widest)
-            for tenant, shape in zip(application.tenants, shapes, strict=True)
-        ]

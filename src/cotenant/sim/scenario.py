@@ -197,9 +197,9 @@ def scenario_of(
     whole: dict[str, Tenant] = {}
     for name, spec in specs.items():
         stage_tenants = tuple(tenants[stage.model] for stage in spec.stages)
-        ends = spec.graph.planned_ends_ns(shares_ns.get(name, {}))
         least = tuple(_smallest(members[stage.model].config.model.shapes) for stage in spec.stages)
-        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends, least)
+        graph = replace(spec.graph.divided(shares_ns.get(name, {})), smallest=least)
+        applications[name] = SimulatedApplication(graph, stage_tenants)
         most = min([tenant.max_batch for tenant in stage_tenants])
         whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority, max_batch=most)
         shapes[name] = _declared(spec, shapes)

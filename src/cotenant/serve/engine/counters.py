@@ -173,10 +173,10 @@ class Counters:
         with self._lock:
             return self._written(query, now_ns)
 
-    def arrive(self, query: int, tenant: str, arrival_ns: int, deadline_ns: int, items: int) -> None:
-        """A query came in; those of the core are seen to come."""
+    def arrive(self, query: Query) -> None:
+        """A query of an application came in; those of the core are seen to come."""
         with self._lock:
-            self._arrived(Query(query, tenant, arrival_ns, deadline_ns, items=items))
+            self._arrived(query)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""

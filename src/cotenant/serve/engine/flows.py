@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import structs
+
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
-from cotenant.core.events import ApplicationArrived, ApplicationEnded, PredictorChanged, QueryWithdrawn
-from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step, WithdrawStage
+from cotenant.core.events import ApplicationArrived, ApplicationEnded, PredictorChanged
+from cotenant.core.flow import Flow, StartStages, Step
 from cotenant.execute.protocol import Tensors
 from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_form import result_of
@@ -23,39 +25,33 @@ from cotenant.serve.engine.clock import Clock
 from cotenant.serve.engine.counters import Counters
 from cotenant.serve.engine.driver import Asked, Driver
 from cotenant.serve.engine.merge_check import Watch
-from cotenant.serve.engine.queries import arrival_of
+from cotenant.serve.engine.queries import Done, query_of
 from cotenant.serve.models.served_application import FindModel, ServedApplication
 from cotenant.serve.models.served_models import QueryForm
-from cotenant.types import Outcome, StageQuery, priority_rank
-from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
+from cotenant.types import Outcome, StageQuery
+from cotenant.wire.api import InferRequest, ServeError, Status
 
-Done = Callable[[InferResult], None]
 _INTERNAL = "internal error; the server's log has the details"
 _log = logging.getLogger("cotenant.flows")
 
 
 @dataclass(slots=True)
 class _Run:
-    """One query under way. `lock` guards the flow, the tensors and the numbers; no other lock is taken below it."""
+    """One query under way. `lock` guards the flow and the tensors; no other lock is taken below it."""
 
+    flow: Flow
     application: ServedApplication
     request: InferRequest
     done: Done
-    number: int
-    arrival_ns: int
-    deadline_ns: int
-    expiry_ns: int | None
-    flow: Flow
-    deadlines_ns: Sequence[int]
-    items: int
-    wanted: dict[str, tuple[int, str]]
-    forms: dict[int, QueryForm]
-    takers: list[int]
-    """Per stage, how many have yet to take what it gives: stages, and the client."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    wanted: Mapping[str, tuple[int, str]]
+    """Stage and its output of each output that the client asked for."""
+    kept: frozenset[int]
+    """Stages of those."""
+    forms: Mapping[int, QueryForm]
+    """Of the first stages, as they were checked at the arrival."""
     outputs: dict[int, Tensors] = field(default_factory=dict)
-    numbers: dict[int, int] = field(default_factory=dict)
-    withdrawn: dict[int, str] = field(default_factory=dict)
+    """By stage, while a stage that has yet to start, or the client, takes them."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Flows:
@@ -89,51 +85,35 @@ class Flows:
         return len(self._runs)
 
     def submit(self, application: ServedApplication, request: InferRequest, done: Done) -> int:
-        """See Infer. Raises ServeError for a request that is wrong in itself."""
+        """Let a query of an application arrive and give its number; `done` is called exactly once.
+
+        Raises ServeError for a request that is wrong in itself, and while the server stops.
+        """
         if self._refuses:
             raise ServeError(Status.UNAVAILABLE, "the server is shutting down")
-        items = application.check(request)
-        spec = application.spec
+        items, spec = application.check(request), application.spec
+        request = structs.replace(request, priority=request.priority or spec.priority)
         forms = {
-            number: application.models[number].form(_stage_request(application, number, request, {}))
-            for number, needed in enumerate(spec.graph.after)
+            stage: application.models[stage].form(_stage_request(application, stage, request, {}))
+            for stage, needed in enumerate(spec.graph.after)
             if not needed
         }
+        known = {stage: (form.shape, form.items) for stage, form in forms.items()}
         wanted = application.wanted(request.outputs)
-        needed = spec.graph.needed(stage for stage, _ in wanted.values())
+        kept = frozenset([stage for stage, _ in wanted.values()])
         runs: list[_Run] = []
 
         def arrive(number: int, now_ns: int) -> ApplicationArrived:
-            began_ns = arrival_of(request, now_ns)
-            slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
-            run = _Run(
-                application,
-                request,
-                done,
-                number,
-                began_ns,
-                began_ns + slo_ns,
-                None if request.timeout_ns is None else began_ns + request.timeout_ns,
-                Flow(spec.graph, began_ns + slo_ns, needed),
-                self._deadlines(application, needed, forms, items, began_ns, began_ns + slo_ns),
-                items,
-                wanted,
-                forms,
-                _takers(spec.graph, needed, wanted),
-            )
-            runs.append(run)
+            query = query_of(application, QueryForm(items, 0, 0), request, self._counters, number, now_ns)
+            flow = Flow(spec.graph, query, partial(self._alone_ns, application), known, kept)
+            runs.append(_Run(flow, application, request, done, wanted, kept, forms))
             with self._changed:
-                self._runs[number] = run
-            self._counters.arrive(number, spec.name, began_ns, began_ns + slo_ns, items)
-            if request.arrival_ns:
-                self._counters.tell_later(number)
-            return ApplicationArrived(number, spec.name, began_ns, began_ns + slo_ns)
+                self._runs[number] = runs[0]
+            self._counters.arrive(query)
+            return flow.arrived
 
         number = self._driver().begin(arrive)
-        run = runs[0]
-        with run.lock:
-            steps = run.flow.begin()
-        self._carry_out(run, steps)
+        self._advance(runs[0], runs[0].flow.begin)
         return number
 
     def cancel(self, number: int) -> bool:
@@ -162,173 +142,103 @@ class Flows:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, run: _Run, steps: Sequence[Step]) -> None:
-        stages = [step.stage for step in steps if isinstance(step, StartStage)]
-        if stages:
-            self._start(run, stages)
-        for step in steps:
-            match step:
-                case WithdrawStage():
-                    self._withdraw(run, step.stage, step.reason)
-                case Finish():
-                    self._finish(run, step)
-
-    def _start(self, run: _Run, stages: Sequence[int]) -> None:
-        """Let the queries of stages arrive together; none of them where one cannot be made."""
-        made = [(stage, asked) for stage in stages if (asked := self._asked(run, stage)) is not None]
-        if len(made) < len(stages):
-            return
-        found = self._driver().submit_together([asked for _, asked in made])
-        for (stage, _), number in zip(made, found, strict=True):
-            if isinstance(number, ServeError):
-                self._step(run, stage, Outcome.REJECTED, number.message)
-                continue
-            with run.lock:
-                reason = run.withdrawn.pop(stage, None)
-                run.numbers[stage] = number
-            if reason is not None:
-                self._driver().post(QueryWithdrawn(number, reason))
-
-    def _asked(self, run: _Run, stage: int) -> Asked | None:
-        """What a stage asks of the driver; None where its query cannot be made, which ends the whole, or has ended."""
-        spec = run.application.spec.stages[stage]
+    def _advance(self, run: _Run, move: Callable[[], list[Step]]) -> None:
+        """Move a flow on, and carry its steps out."""
         with run.lock:
-            if run.flow.is_over:
-                return None
-            request = _stage_request(run.application, stage, run.request, run.outputs)
-            for other in run.application.spec.graph.after[stage]:
-                run.takers[other] -= 1
-                if run.takers[other] == 0:
-                    del run.outputs[other]
-        try:
-            model = self._find(spec.model)
-            is_checked = stage in run.forms and model is run.application.models[stage]
-            form = run.forms[stage] if is_checked else model.form(request)
-        except Exception as error:
-            if not isinstance(error, ServeError):
-                _log.exception("stage %r of query %d could not be made", spec.name, run.number)
-                error = ServeError(Status.INVALID_ARGUMENT, _INTERNAL)
-            failed = error.status is Status.INVALID_ARGUMENT
-            outcome = Outcome.FAILED if failed else Outcome.REJECTED
-            self._step(run, stage, outcome, error.message)
-            return None
-        rank = priority_rank(run.request.priority or run.application.spec.priority)
+            steps = move()
+            stages = [stage for step in steps if isinstance(step, StartStages) for stage in step.stages]
+            asked = {stage: _stage_request(run.application, stage, run.request, run.outputs) for stage in stages}
+            for stage in run.outputs.keys() - run.kept - run.flow.awaited if asked else ():
+                del run.outputs[stage]
+        if asked:
+            self._start(run, asked)
+        elif steps:
+            self._finish(run, steps)
+
+    def _stage_ended(self, run: _Run, stage: int, outcome: Outcome, reason: str) -> None:
+        self._advance(run, partial(run.flow.stage_ended, stage, outcome, reason, self._clock.now_ns()))
+
+    def _end(self, run: _Run, outcome: Outcome, reason: str) -> None:
+        self._advance(run, partial(run.flow.end, outcome, reason, self._clock.now_ns()))
+
+    def _start(self, run: _Run, requests: Mapping[int, InferRequest]) -> None:
+        """Let the queries of stages arrive together; none of them where one cannot be made."""
+        made: list[Asked] = []
+        for stage, request in requests.items():
+            try:
+                made.append(self._asked(run, stage, request))
+            except Exception as error:
+                if not isinstance(error, ServeError):
+                    name = run.application.spec.stages[stage].name
+                    _log.exception("stage %r of query %d could not be made", name, run.flow.query.id)
+                    error = ServeError(Status.INVALID_ARGUMENT, _INTERNAL)
+                failed = error.status is Status.INVALID_ARGUMENT
+                self._stage_ended(run, stage, Outcome.FAILED if failed else Outcome.REJECTED, error.message)
+                return
+        for stage, found in zip(requests, self._driver().submit_together(made), strict=True):
+            if isinstance(found, ServeError):
+                self._stage_ended(run, stage, Outcome.REJECTED, found.message)
+
+    def _asked(self, run: _Run, stage: int, request: InferRequest) -> Asked:
+        """What a stage asks of the driver. Raises what finding its model and checking its tensors raise."""
+        model = self._find(request.model)
+        is_checked = stage in run.forms and model is run.application.models[stage]
+        form = run.forms[stage] if is_checked else model.form(request)
 
         def make(number: int, now_ns: int) -> StageQuery:
-            return StageQuery(
-                number,
-                model.still_served().name,
-                now_ns,
-                run.deadlines_ns[stage],
-                rank,
-                form.items,
-                form.shape,
-                form.merge_key,
-                run.expiry_ns,
-                run.number,
-                spec.name,
-            )
+            tenant = model.still_served().name
+            with run.lock:
+                if run.flow.is_over:
+                    raise ServeError(Status.CANCELLED, "its application's query has ended")
+                return run.flow.stage_query(stage, number, tenant, now_ns, form.items, form.shape, form.merge_key)
 
         done = partial(self._answered, run, stage)
         return make, request.inputs, self._watched(model, form, request.inputs, done)
 
     def _answered(self, run: _Run, stage: int, respond: Respond, outputs: Tensors | None) -> None:
-        """See driver.Done."""
+        """Take the end of a stage's query, as `driver.Done`."""
         try:
             if outputs is not None:
                 with run.lock:
                     run.outputs[stage] = outputs
             elif respond.outcome is Outcome.REJECTED:
                 self._doubt(run, stage)
-            self._step(run, stage, respond.outcome, respond.reason)
+            self._stage_ended(run, stage, respond.outcome, respond.reason)
         except Exception:  # whatever it is, the client gets its answer
-            _log.exception("query %d could not go on", run.number)
+            _log.exception("query %d could not go on", run.flow.query.id)
             self._end(run, Outcome.FAILED, _INTERNAL)
 
-    def _step(self, run: _Run, stage: int, outcome: Outcome, reason: str) -> None:
-        with run.lock:
-            steps = run.flow.stage_ended(stage, outcome, reason, self._clock.now_ns())
-        self._carry_out(run, steps)
-
-    def _end(self, run: _Run, outcome: Outcome, reason: str) -> None:
-        with run.lock:
-            steps = run.flow.end(outcome, reason)
-        self._carry_out(run, steps)
-
-    def _withdraw(self, run: _Run, stage: int, reason: str) -> None:
-        reason = f"withdrawn: query {run.number} of {run.application.spec.name!r} has ended ({reason})"
-        with run.lock:
-            number = run.numbers.get(stage)
-            if number is None:  # its query is just arriving, or never will
-                run.withdrawn[stage] = reason
-        if number is not None:
-            self._driver().post(QueryWithdrawn(number, reason))
-
-    def _finish(self, run: _Run, finish: Finish) -> None:
-        result = result_of(run.number, finish, run.wanted, run.outputs)
-        reason = result.reason or finish.reason
-        self._driver().post(ApplicationEnded(run.number, result.outcome, reason, self._clock.now_ns()))
+    def _finish(self, run: _Run, steps: Sequence[Step]) -> None:
+        """Answer the client; `steps` are the end of the whole, and withdrawals of its stages."""
+        first, *withdrawn = [step for step in steps if not isinstance(step, StartStages)]
+        assert isinstance(first, ApplicationEnded)
+        result = result_of(first, run.wanted, run.outputs)
+        ended = ApplicationEnded(first.query, result.outcome, result.reason or first.reason, first.ended_ns)
+        self._driver().follow(lambda _: [ended, *withdrawn])
         try:
             run.done(result)
         except Exception:
-            _log.exception("answering query %d failed", run.number)
+            _log.exception("answering query %d failed", ended.query)
         with self._changed:
-            del self._runs[run.number]
+            del self._runs[ended.query]
             self._changed.notify_all()
 
     # --- beliefs --------------------------------------------------------------------------------------------------
 
-    def _deadlines(
-        self,
-        application: ServedApplication,
-        needed: Sequence[bool],
-        forms: dict[int, QueryForm],
-        items: int,
-        arrival_ns: int,
-        deadline_ns: int,
-    ) -> list[int]:
-        """When each stage has to end. Called under the driver's lock.
-
-        Of a stage whose tensors are not there yet the smallest declared shape is believed: what is refused could not
-        have been in time whatever came.
-        """
-        return application.spec.graph.deadlines_ns(
-            arrival_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
-        )
-
-    def _times(
-        self, application: ServedApplication, needed: Sequence[bool], forms: dict[int, QueryForm], items: int
-    ) -> list[int]:
-        """The predicted latency of each stage alone; 0 of one that does not run."""
-        times = []
-        for number, model in enumerate(application.models):
-            form = forms.get(number)
-            shape, rows = (model.smallest_shape, items) if form is None else (form.shape, form.items)
-            times.append(self._beliefs.alone_ns(model.tenant.name, shape, rows) if needed[number] else 0)
-        return times
+    def _alone_ns(self, application: ServedApplication, stage: int, shape: int, items: int) -> int:
+        """Predicted latency of a stage alone. Called under the driver's lock."""
+        return self._beliefs.alone_ns(application.models[stage].tenant.name, shape, items)
 
     def _doubt(self, run: _Run, stage: int) -> None:
         """A stage was refused: if it was the belief in slow models that did it, believe a little less of that."""
-        application, needed = run.application, [True] * len(run.flow.states)
-        graph = application.spec.graph
+        application = run.application
 
         def look(_: Engine) -> list[PredictorChanged]:
-            times = self._times(application, needed, {}, run.items)
-            is_slow = graph.is_too_long(stage, times, run.deadline_ns - run.arrival_ns, application.ends_ns)
+            is_slow = run.flow.is_too_slow(stage, partial(self._alone_ns, application))
             doubted = self._beliefs.doubt(application.tenants) if is_slow else None
             return [] if doubted is None else [doubted]
 
         self._driver().follow(look)
-
-
-def _takers(graph: StageGraph, needed: Sequence[bool], wanted: dict[str, tuple[int, str]]) -> list[int]:
-    takers = [0] * len(needed)
-    for number, after in enumerate(graph.after):
-        for other in after:
-            takers[other] += needed[number]
-    for stage in dict.fromkeys(stage for stage, _ in wanted.values()):
-        takers[stage] += 1
-    return takers
 
 
 def _stage_request(

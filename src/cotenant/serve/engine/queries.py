@@ -12,6 +12,7 @@ from cotenant.execute.protocol import Tensors
 from cotenant.serve.engine.clock import Clock
 from cotenant.serve.engine.counters import Counters, Sum, TenantCounters
 from cotenant.serve.engine.driver import Driver
+from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import QueryForm, ServedModel
 from cotenant.types import Query, priority_rank
 from cotenant.wire.api import (
@@ -42,7 +43,12 @@ def arrival_of(request: InferRequest, now_ns: int) -> int:
 
 
 def query_of(
-    served: ServedModel, form: QueryForm, request: InferRequest, counters: Counters, number: int, now_ns: int
+    served: ServedModel | ServedApplication,
+    form: QueryForm,
+    request: InferRequest,
+    counters: Counters,
+    number: int,
+    now_ns: int,
 ) -> Query:
     """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
     tenant, timeout_ns = served.still_served(), request.timeout_ns

@@ -243,7 +243,7 @@ class NameTable:
         self._shares_ns = shares_ns
         for name, entry in self._entries.items():
             planned = shares_ns.get(name, {})
-            if planned and entry.spec is not None and entry.spec.graph.planned_ends_ns(planned) is None:
+            if planned and entry.spec is not None and entry.spec.graph.divided(planned).share_ends_ns is None:
                 _log.warning(
                     "the plan divides the SLO of application %r over the stages %s, and its stages are %s: their "
                     "deadlines follow from predicted latency instead",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotenant.repository.application_form import ApplicationForm, form_of
 from cotenant.repository.application_spec import ApplicationSpec
@@ -25,6 +25,10 @@ class ServedApplication(ApplicationForm):
         """Whom the stages are queries of."""
         return tuple(model.tenant.name for model in self.models)
 
+    def still_served(self) -> ApplicationSpec:
+        """What its queries have their name and SLO of. Its stages are looked up when they start."""
+        return self.spec
+
 
 def fit(spec: ApplicationSpec, find: FindModel, shares_ns: Mapping[str, int] | None = None) -> ServedApplication:
     """Fit an application to the models that are served. `shares_ns` is how a plan divides the SLO, by stage.
@@ -41,4 +45,5 @@ def fit(spec: ApplicationSpec, find: FindModel, shares_ns: Mapping[str, int] | N
                 Status.UNAVAILABLE, f"application {spec.name!r}: stage {stage.name!r}: {error.message}"
             ) from None
     form = form_of(spec, models, shares_ns)
-    return ServedApplication(form.spec, form.metadata, tuple(models), form.ends_ns)
+    graph = replace(form.spec.graph, smallest=tuple(model.smallest_shape for model in models))
+    return ServedApplication(replace(form.spec, graph=graph), form.metadata, tuple(models))

@@ -176,9 +176,9 @@ class _Fleet:
             tuple(stage.name for stage in order),
             tuple(tuple(places[name] for name in stage.after) for stage in order),
         )
-        loads = [self._loads[app.tenant(stage)] for stage in order]
-        tenants = tuple(Tenant(load.tenant, load.slo_ns) for load in loads)
-        return SimulatedApplication(graph, tenants, graph.ends_ns([load.slo_ns for load in loads]))
+        loads = {stage.name: self._loads[app.tenant(stage)] for stage in order}
+        tenants = tuple(Tenant(load.tenant, load.slo_ns) for load in loads.values())
+        return SimulatedApplication(graph.divided({name: load.slo_ns for name, load in loads.items()}), tenants)
 
 
 class _RoutedEngine(Engine):
