@@ -128,9 +128,7 @@ def _serve(
     try:
         ports = {name: each.start() for name, each in front_ends.items()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
-            recorder = Recorder(
-                trace_path(repository), server.policy, server.machine, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
-            )
+            recorder = Recorder(trace_path(repository), server.policy, server.machine, limit_bytes=_TRACE_LIMIT_BYTES)
         server.start(*[each for each in (recorder, replanner, awake) if each is not None])
         if signals.stopped.is_set():
             return
