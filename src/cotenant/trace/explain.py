@@ -292,6 +292,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             del decided[record.event["launch"]]
             if story is not None:
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
+        elif record.kind == "TenantChanged" and story is not None and record.event["tenant"]["name"] == story.tenant:
+            story.notes.append((now, "its model was reloaded: what was not in its last launch waits for the new model"))
         elif record.kind == "PolicyChanged" and story is not None:
             story.notes.append((now, f"the plan, or the policy, changed to another {record.event['policy']!r}"))
         members = _groups(record)
