@@ -40,7 +40,7 @@ _MEND = {
     Resource.PROCESS: "raise the limit of threads and processes (pids cgroup, ulimit -u)",
     Resource.DESCRIPTOR: "raise the limit of open files (ulimit -n)",
     Resource.MEMORY: "give the server more memory, or serve fewer models",
-    Resource.DISK: "free some space on the disk",
+    Resource.DISK: "free some space on the disk, and see whether it hangs or is slow",
 }
 _counted: Counter[Resource] = Counter()
 _logged_s: dict[Resource, float] = {}

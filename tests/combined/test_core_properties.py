@@ -39,6 +39,7 @@ FLOORS = {
     "expired, running": 3,
     "nobody was left when it ended": 20,
     "another one was as urgent": 100,
+    "a model changed": 50,
     "a probe": 10,
     "answered at its deadline": 1,
 }
@@ -53,6 +54,7 @@ FLOORS_OF_CUTS = {
     "nobody was left when it ended, at a cut": 10,
     "failed between cuts": 20,
     "several went on at a cut": 40,
+    "running when the model changed": 3,
 }
 """What those of machines that stop at cuts must reach besides."""
 FLOORS_OF_ENQUEUED = {

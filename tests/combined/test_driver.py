@@ -30,7 +30,7 @@ from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.engine.clock import RealClock, VirtualClock
-from cotenant.serve.engine.driver import Driver, Observer
+from cotenant.serve.engine.driver import LAG_BUCKETS_NS, Driver, Observer
 from cotenant.serve.engine.queries import figures_of
 from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
@@ -76,6 +76,27 @@ class Stage:
     @property
     def story(self) -> list[tuple[int, int, Outcome]]:
         return [(now, respond.query, respond.outcome) for now, respond, _ in self.answers]
+
+
+def test_decision_lags_are_from_when_an_event_could_be_read_until_its_actions_are_carried_out() -> None:
+    """Each event takes 3 ms; the end of a launch was read 4 ms before it is handed over, a timer rings 7 ms late."""
+    clock: Any = None
+
+    def slow(*_: object) -> None:
+        clock._now += 3 * MS
+
+    stage = Stage(None, slow)
+    clock = stage.clock
+    stage.submit(QUICK)
+    clock._now = 10 * MS
+    stage.driver.post(LaunchEnded(0, "it broke"), Timing(read_ns=6 * MS))
+    stage.submit(SLOW)
+    stage.submit(QUICK)  # waits, and times out
+    clock._now = stage.driver._timer_ns + 7 * MS
+    stage.driver._alarm_rang(stage.driver._alarm_ns)
+    assert figures_of(stage.driver)[3:] == (tuple(stage.driver.lags), (3 + 7 + 3 + 3 + 10) * MS)
+    lags = {bound: count for bound, count in zip(LAG_BUCKETS_NS, stage.driver.lags, strict=False) if count}
+    assert lags == {5 * MS: 3, 10 * MS: 2}
 
 
 def test_a_query_gets_its_answer_and_its_outputs() -> None:
@@ -309,7 +330,7 @@ def test_time_never_goes_back_whatever_the_clock_says() -> None:
     class Jumpy(VirtualClock):
         def __init__(self) -> None:
             super().__init__()
-            self.readings = iter([5, 9, 3, 4, 12, 11])
+            self.readings = iter([each for each in (5, 9, 3, 4, 12, 11) for _ in range(3)])  # of one event each
 
         def now_ns(self) -> int:
             return next(self.readings)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from cotenant.cli import main
-from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
+from cotenant.core.events import (
+    Event,
+    LaunchEnded,
+    PredictorChanged,
+    QueryArrived,
+    QueryCancelled,
+    TenantChanged,
+    TenantRemoved,
+    TenantResumed,
+)
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.ordered.edf import Edf
@@ -221,6 +230,24 @@ def test_only_those_are_ahead_who_still_wait(tmp_path: Path) -> None:
     assert (cancelled.outcome, len(cancelled.launches)) == ("cancelled", 2)
     with pytest.raises(TraceError, match="query 4 has not ended in this trace"):
         explain(read(path)[1], 4)
+
+
+def test_a_reload_is_told_to_queries_of_its_model_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    events: list[tuple[int, Event]] = [
+        (0, QueryArrived(at(0, LONG, 0))),
+        (1, QueryArrived(at(1, SHORT, 0))),
+        (5 * MS, TenantChanged(SHORT)),
+        (5 * MS, PredictorChanged(BELIEF)),
+        (5 * MS, TenantResumed("short")),
+        (20 * MS, LaunchEnded(0)),
+        (30 * MS, LaunchEnded(1)),
+        (60 * MS, LaunchEnded(2)),
+    ]
+    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    told = "+5.0 ms: its model was reloaded: what was not in its last launch waits for the new model."
+    assert told in story(path, 1)
+    assert told not in story(path, 0)
 
 
 def test_a_dropped_paused_batch_was_no_longer_waiting(tmp_path: Path) -> None:

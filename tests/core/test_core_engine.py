@@ -24,6 +24,7 @@ from cotenant.core.events import (
     TenantSuspended,
     TimerFired,
 )
+from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import (
     AT_ARRIVALS,
     WHEN_FREE,
@@ -372,6 +373,22 @@ def test_a_suspended_tenant_that_is_changed_is_served_again() -> None:
     [launch] = change(core, 2)
     assert isinstance(launch, Launch)
     assert launch.work.end == 3
+
+
+def test_a_change_orders_one_queue_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(preempt=False)
+    for number, tenant in enumerate("abab"):
+        core.handle(QueryArrived(query(number, tenant, slo_ns=500 * MS)), 0)
+    asked: list[int] = []
+    real = Edf.queue_key
+
+    def queue_key(self: Edf, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+        asked.append(query.id)
+        return real(self, query, tenant, predictor)
+
+    monkeypatch.setattr(Edf, "queue_key", queue_key)
+    core.handle(TenantChanged(NEW_B), 1)
+    assert asked == [1, 3]
 
 
 def test_who_is_not_there_cannot_be_changed() -> None:

@@ -16,7 +16,6 @@ import pytest
 from cotenant import shortages
 from cotenant.core.events import DrainStarted
 from cotenant.policies.registry import make_policy
-from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.recorder import Recorder
 from cotenant.shortages import Resource
 from cotenant.trace import read
@@ -26,13 +25,12 @@ POLICY = make_policy("edf", {}, Machine.of({"cpu": (0,)}).devices)
 
 
 def recorder(path: Path) -> Recorder:
-    return Recorder(path, POLICY, Machine.of({"cpu": (0,)}), VirtualClock())
+    return Recorder(path, POLICY, Machine.of({"cpu": (0,)}))
 
 
 def record(made: Recorder, *times: int) -> None:
     for time_ns in times:
         made(time_ns, DrainStarted(), [], None)
-    made.flush()
 
 
 def times_of(path: Path) -> list[int]:

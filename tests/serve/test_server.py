@@ -342,6 +342,8 @@ def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
         assert sample(page, "cotenant_queries_total", tenant="Owner of two:1", outcome="answered") == 1
         assert sample(page, "cotenant_queries_total", tenant="chooser", outcome="failed") == 1
         assert sample(page, "cotenant_latency_seconds_count", tenant="Owner of two") == 3
+        [decided] = [line for line in page.splitlines() if line.startswith("cotenant_decision_lag_seconds_count ")]
+        assert float(decided.split()[1]) >= 2 * 6  # each query comes, and each launch ends
         assert sample(page, "cotenant_slo_seconds", tenant="chooser") == SLO_MS / 1000
         assert sample(page, "cotenant_slo_attainment_ratio", tenant="chooser") == 0.5
         causes = {each: sample(page, "cotenant_lost_total", tenant="chooser", cause=each) for each in LossCause}

@@ -29,6 +29,7 @@ from cotenant.core.events import (
     QueryCancelled,
     QueryWithdrawn,
     TenantAdded,
+    TenantChanged,
     TenantRemoved,
     TenantResumed,
     TenantSuspended,
@@ -51,6 +52,12 @@ TENANTS = {
     "long": Tenant("long", slo_ns=300, cuts=(0, 1, 3, 4, 7), weight=2.0, max_queue=3),
     "wide": Tenant("wide", slo_ns=200, cuts=(0, 1, 2, 3), max_batch=6, priority=2, max_queue=6, splits=((0, 1, 2, 3),)),
 }
+CHANGED = {
+    "quick": replace(TENANTS["quick"], slo_ns=50, priority=2, max_queue=3),
+    "long": replace(TENANTS["long"], cuts=(0, 2, 3, 5, 7), weight=1.0),
+    "wide": replace(TENANTS["wide"], slo_ns=150, weight=3.0),
+}
+"""The same tenants with other models, which take the same queries."""
 MODELS = {
     "quick": LatencyTable((LatencyRow(0, 1, 1, 9), LatencyRow(0, 4, 1, 20), LatencyRow(0, 1, 2, 6)), (1.0,)),
     "long": LatencyTable((LatencyRow(0, 1, 1, 120), LatencyRow(0, 1, 2, 70)), (1.0, 2.0, 1.0, 1.0, 0.5, 3.0, 1.0), 1.1),
@@ -266,6 +273,20 @@ class EngineMachine(RuleBasedStateMachine):
         self.tenants[name] = TENANTS[name]
         self.tell(TenantAdded(TENANTS[name]))
 
+    @rule(tenant=st.sampled_from(sorted(TENANTS)))
+    def change_tenant(self, tenant: str) -> None:
+        """A reload: nothing else comes between its events."""
+        if tenant not in self.tenants:
+            return
+        models = TENANTS, CHANGED
+        self.tenants[tenant] = models[self.tenants[tenant] is TENANTS[tenant]][tenant]
+        self.probes -= {number for number in self.probes if self.arrived[number].tenant == tenant}
+        self.suspended.add(tenant)
+        self.seen["a model changed"] += 1
+        self.tell(TenantChanged(self.tenants[tenant]))
+        self.tell(PredictorChanged(self.predictor))
+        self.resume_tenant(tenant)
+
     @rule(scale=st.sampled_from([0.5, 1.0, 3.0]))
     def recalibrate(self, scale: float) -> None:
         self.predictor = self.predictor.scaled(dict.fromkeys(TENANTS, scale))
@@ -324,6 +345,13 @@ class EngineMachine(RuleBasedStateMachine):
             for number, (tenant, _, _) in list(self.batches.items()):
                 if tenant.name == event.tenant and number not in busy:
                     self.put_back(number, "paused when the worker died")
+        if isinstance(event, TenantChanged):
+            last = {launch.batch: launch.last for launch in self.running.values()}
+            behind = {launch.batch for launch in self.enqueued.values()}  # these are released
+            for number, (tenant, _, _) in list(self.batches.items()):
+                if tenant.name == event.tenant.name and number not in behind and not last.get(number, False):
+                    place = "running" if number in last else "paused"
+                    self.put_back(number, f"{place} when the model changed")
         if not isinstance(event, LaunchEnded):
             self.seen["the policy changed, paused"] += isinstance(event, PolicyChanged) and self.has_paused
             return None
@@ -341,7 +369,7 @@ class EngineMachine(RuleBasedStateMachine):
             if ended.work.tenant in self.suspended:
                 self.put_back(ended.batch, "ended just before the worker died")
         elif len(batch.queries) > 1:
-            left = [query for query in ended.queries if query not in self.ended]
+            left = [query for query in ended.queries if query in self.batches[ended.batch][1] - set(self.ended)]
             size = 1 if ended.work.tenant in self.suspended else (len(left) + 1) // 2
             for at, query in enumerate(left):
                 self.group_of[query] = (ended.id, at // size)
@@ -520,7 +548,7 @@ class EngineMachine(RuleBasedStateMachine):
                 (q.rank, q.deadline_ns) in urgency for q in self.queued.values()
             )
             assert all((self.expiry(query) or self.now + 1) > self.now for query in queries), "launched when expired"
-            tenant = TENANTS[launch.work.tenant]
+            tenant = self.tenants[launch.work.tenant]
             assert launch.work.items == sum(query.items for query in queries)
             assert launch.work.items <= tenant.max_batch or len(queries) == 1
             self.batches[launch.batch] = (tenant, set(launch.queries), launch.work.items)
@@ -615,10 +643,12 @@ def walk(machine: EngineMachine, rng: Random) -> None:
             machine.wait(rng.choice([1, 5, 5, 20, 60]))
         elif step < 0.7 and machine.running:
             machine.end_launch(rng.randrange(6), rng.choice([None, None, None, "it broke"]))
-        elif step < 0.9 and len(machine.ended) < len(machine.arrived):
+        elif step < 0.88 and len(machine.ended) < len(machine.arrived):
             place = rng.choice(machine.places)
             machine.leave(place, rng.randrange(10), rng.random() < 0.5)
-        elif step < 0.93:
+        elif step < 0.9:
+            machine.change_tenant(rng.choice(sorted(TENANTS)))
+        elif step < 0.94:
             machine.suspend_tenant(rng.choice([*TENANTS, "stranger"]))
         elif step < 0.97:
             machine.resume_all()

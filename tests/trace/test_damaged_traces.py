@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cotenant.policies.registry import rebuild_policy
 from cotenant.report.timeline import write_timeline
-from cotenant.trace import TraceError, read, replay
+from cotenant.trace import TraceError, missing_events, read, replay
 from cotenant.trace.basis import GroupBeliefs
 from cotenant.trace.bound import bound_of
 from cotenant.trace.explain import explain
@@ -27,6 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = ("edf", "applications", "strands-growing", "overlap-enqueued", "policy-changed", "tenants", "gpu-shares")
 TEXTS = {name: (GOLDEN / f"{name}.jsonl").read_bytes().splitlines(keepends=True) for name in NAMES}
 WHOLE = ("of the devices", "no lanes", "no query", "not in this trace", "not ended", "which is not here")
+KEPT = tuple(f'"{each}"'.encode() for each in ("TenantAdded", "TenantChanged", "TenantRemoved", "PolicyChanged"))
 """What is said of a log as a whole."""
 ODD: list[Any] = [None, -1, 0, 1, 2**70, 1.5, "", "zzz", [], {}, True, [[1]], {"a": 1}]
 
@@ -110,6 +111,32 @@ def test_damage_is_refused_with_its_line_or_read(
     except TraceError as error:
         reason = str(error)
     assert not reason or any(re.search(each, reason) for each in (r"line \d+", *WHOLE)), reason
+
+
+@pytest.mark.parametrize("reader", sorted(READERS))
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(NAMES),
+    place=st.floats(0, 1, exclude_max=True),
+    size=st.integers(1, 60),
+    number=st.integers(0, 60),
+)
+def test_a_gap_that_the_log_tells_of_is_read(
+    tmp_path_factory: pytest.TempPathFactory, reader: str, name: str, place: float, size: int, number: int
+) -> None:
+    head, *lines = TEXTS[name]
+    at = int(place * len(lines))
+    gone = [line for line in lines[at : at + size] if not any(each in line[:64] for each in KEPT)]
+    left = [line for line in lines[at : at + size] if line not in gone]
+    gap = b'[%d,"EventsMissing",{"events":%d},[]]\n' % (json.loads(lines[at])[0], len(gone))
+    path = tmp_path_factory.getbasetemp() / f"gap-{reader}.jsonl"
+    path.write_bytes(b"".join([head, *lines[:at], gap, *left, *lines[at + size :]]))
+    assert missing_events(path) == len(gone)
+    try:
+        READERS[reader](path, number)
+    except TraceError as error:
+        reason = str(error)
+        assert any(each in reason for each in (*WHOLE, "expected one of")), reason  # policies that are not here
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.jsonl")))

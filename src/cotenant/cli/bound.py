@@ -20,14 +20,16 @@ def bound(
     from cotenant.cli.console import console
     from cotenant.report.bound_text import COLUMNS, facts, rows, sentences
     from cotenant.report.fitted_table import FittedTable
+    from cotenant.report.lost_text import missing_sentences
     from cotenant.report.tables import attainment_style
     from cotenant.repository import trace_path
-    from cotenant.trace import read
+    from cotenant.trace import missing_events, read
     from cotenant.trace.bound import bound_of
 
-    found = bound_of(*read(trace_path(trace) if trace.is_dir() else trace))
+    path = trace_path(trace) if trace.is_dir() else trace
+    found, missing = bound_of(*read(path)), missing_events(path)
     if as_json:
-        print_json(facts(found))
+        print_json({**facts(found), "missing_events": missing})
         return
     table = FittedTable(title=f"{found.slots} slots")
     for column in COLUMNS:
@@ -39,4 +41,4 @@ def bound(
         )
         table.add_row(*styled)
     console().print(table)
-    print("\n".join(sentences(found)))
+    print("\n".join([*sentences(found), *missing_sentences(missing)]))

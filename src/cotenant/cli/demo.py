@@ -40,11 +40,11 @@ def demo(
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
-    from cotenant.report.lost_text import lost_facts, lost_table
+    from cotenant.report.lost_text import lost_facts, lost_table, missing_sentences
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path
-    from cotenant.trace import read
+    from cotenant.trace import missing_events, read
     from cotenant.trace.bound import RunBound, bound_of
     from cotenant.trace.losses import losses_of
     from cotenant.trace.lost import LossAccount
@@ -97,7 +97,8 @@ def demo(
         bounds[contender.name] = bound_of(*read(trace_path(repository)))
         losses[contender.name] = losses_of(*read(trace_path(repository)))[0]
         console.print(lost_table(losses[contender.name].lost))
-        console.print("\n".join(sentences(bounds[contender.name])), highlight=False)
+        missing = missing_sentences(missing_events(trace_path(repository)))
+        console.print("\n".join([*sentences(bounds[contender.name]), *missing]), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(Text.assemble(f"  {line.text}   ", (f"({line.score:.2f})", "dim")))

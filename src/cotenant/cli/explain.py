@@ -72,17 +72,20 @@ def _tell(query: int, path: Path, as_json: bool) -> None:
 def _tell_lost(path: Path, as_json: bool) -> None:
     from cotenant.cli.console import console
     from cotenant.report.bound_text import facts, sentences
-    from cotenant.report.lost_text import lost_facts, lost_table, neighbours
-    from cotenant.trace import read
+    from cotenant.report.lost_text import lost_facts, lost_table, missing_sentences, neighbours
+    from cotenant.trace import missing_events, read
     from cotenant.trace.bound import bound_of
     from cotenant.trace.losses import losses_of
 
     account, losses = losses_of(*read(path))
+    missing = missing_events(path)
     if as_json:
         found = {"losses": msgspec.to_builtins(losses), "bound": facts(bound_of(*read(path)))}
-        print_json({**lost_facts(account), **found})
+        print_json({**lost_facts(account), **found, "missing_events": missing})
     elif not losses:
-        print("No query was lost: all that ended were answered in time.")
+        lines = ["No query was lost: all that ended were answered in time.", *missing_sentences(missing)]
+        print("\n".join(lines))
     else:
         console().print(lost_table(account.lost))
-        print("\n".join([*neighbours(account), *sentences(bound_of(*read(path)))]))
+        lines = [*neighbours(account), *sentences(bound_of(*read(path))), *missing_sentences(missing)]
+        print("\n".join(lines))

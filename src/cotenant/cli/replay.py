@@ -16,12 +16,15 @@ def replay(
     perfetto: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
+    """Feed the events of a trace to the core again and compare its actions with the recorded ones.
+
+    Where events are missing the replay ends: what follows rests on them.
+    """
     from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import trace_path
-    from cotenant.trace import read, same_decisions
+    from cotenant.trace import missing_events, read, same_decisions
     from cotenant.trace import replay as replay_records
 
     path = trace_path(trace) if trace.is_dir() else trace
@@ -34,11 +37,15 @@ def replay(
         events += 1
         if different is None and not same_decisions(record, line):
             different = record.time_ns
+    missing = missing_events(path)
     if as_json:
-        print_json({"events": events, "same": different is None, "first_difference_ns": different})
+        same = different is None
+        print_json({"events": events, "same": same, "first_difference_ns": different, "missing_events": missing})
     elif different is None:
         print(f"{events} events replayed: every action is the same.")
     else:
         print(f"{events} events replayed: the actions differ from {different} ns on.")
+    if missing and not as_json:
+        print(f"{missing} events are missing in the trace: it is replayed up to the first of them.")
     if different is not None:
         raise typer.Exit(1)

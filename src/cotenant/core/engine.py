@@ -329,7 +329,7 @@ class Engine(Guarded):
         self._queues.suspend(name, _CHANGED)
         self._begin_anew(name, actions, running=True)
         self._queues.change(event.tenant)
-        for query, key in self._queues.reorder(self._key, self.predictor):
+        for query, key in self._queues.reorder(self._key, self.predictor, name):
             self._live[query.id].key = key
         self._probes.forget(name)
 

@@ -158,11 +158,11 @@ class TenantQueues:
         self.waiting -= count
 
     def reorder(
-        self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor
+        self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor, tenant: str = ""
     ) -> list[tuple[Query, tuple[int, ...]]]:
-        """Give every waiting query, of suspended tenants too, its key anew; all queries with their keys."""
+        """Give every waiting query, of suspended tenants too, or of one tenant, its key anew; these with their keys."""
         made: list[tuple[Query, tuple[int, ...]]] = []
-        for queue in self.known.values():
+        for queue in (self.known[tenant],) if tenant else self.known.values():
             queue.sort([key_of(query, queue.tenant, predictor) for query in queue.queries])
             made += zip(queue.queries, queue.keys, strict=True)
         return made

@@ -26,6 +26,7 @@ from cotenant.files import processor_facts, write_whole
 
 PATHS = "paths"
 """In a cache: which folder the newest content of each file is in, one small file each."""
+_GIB = 1 << 30
 _FOLDER = re.compile(r"[0-9a-f]{32}-(ort|torch)[0-9].*")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}-\w+")
 _T = TypeVar("_T")
@@ -108,7 +109,15 @@ def copy(path: Path, files: Iterable[tuple[Path, Path]], name: str) -> None:
 
 def digest_of(files: Iterable[Path]) -> str:
     """What the name of a folder begins with, by the content of a model's files: the SHA-256 of one, or of the digests
-    of several, so much of it as tells them apart."""
+    of several, so much of it as tells them apart.
+
+    Raises ModelError for files that are larger than the machine's memory: they cannot be run, nor are they copied.
+    """
+    files = list(files)
+    held, most = sum([file.stat().st_size for file in files]), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if held > most:
+        reason = f"its files have {held / _GIB:.0f} GiB, and the machine has {most / _GIB:.0f} GiB of memory"
+        raise ModelError(files[0], reason, "Check that they are the right files")
     digests = [file_digest(file) for file in files]
     whole = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     return whole[:32]

@@ -82,6 +82,7 @@ class Timing(Struct, frozen=True, gc=False):
 
     `pieces` are those of a launch that ran by a placement. `stolen_ns` is how long, of the time that units ran, their
     thread was off its core; 0 where that is not known: for several cores, and on other devices than the CPU.
+    `read_ns` is when the end was read from a worker, in monotonic time; 0 where there is none.
     """
 
     input_ns: int = 0
@@ -89,6 +90,7 @@ class Timing(Struct, frozen=True, gc=False):
     output_ns: int = 0
     pieces: tuple[PieceTime, ...] = ()
     stolen_ns: int = 0
+    read_ns: int = 0
 
 
 OnEnd = Callable[[int, str | None, Timing], None]

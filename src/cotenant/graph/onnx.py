@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
+from cotenant.files import open_regular
 from cotenant.graph.costs import CostedNode, Shape, count_macs, rule_name
 from cotenant.graph.dfg import Dfg, Dim, Operator, Tensor, build_dfg
 from cotenant.graph.errors import GraphError
@@ -32,6 +33,8 @@ _ORT_NAMES: dict[int, str] = {
     TensorProto.BFLOAT16: "bfloat16",
 }
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2}
+_MOST_BYTES = (1 << 31) - 1
+"""Of an ONNX file, as of any protobuf message."""
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -49,10 +52,14 @@ def load_dfg(path: Path, *, name: str = "", shapes: Mapping[str, Sequence[int]] 
 
 def read_model(path: Path) -> onnx.ModelProto:
     """Read `path` without its external weights. Raises GraphError when that fails."""
+    if not path.exists():
+        raise GraphError(f"model file {path} does not exist; check the path")
+    mend = "an ONNX file is a regular one of less than 2 GiB, with larger weights in files beside it"
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except FileNotFoundError:
-        raise GraphError(f"model file {path} does not exist; check the path") from None
+        with open_regular(path, GraphError, mend, _MOST_BYTES) as file:
+            model = onnx.load_model_from_string(file.read())
+    except GraphError:
+        raise
     except Exception as error:
         raise GraphError(f"model file {path} is no readable ONNX model ({error}); export it again") from error
     if not model.graph.name and not model.graph.node and not model.graph.output:

@@ -74,6 +74,12 @@ def neighbours(account: LossAccount) -> list[str]:
     return [f"{tenant} lost {count} to {whom}" for (tenant, whom), count in found]
 
 
+def missing_sentences(events: int) -> list[str]:
+    """What events that are missing in a trace mean for the figures of the run."""
+    counted = f"{events} events are missing in the trace, the server's disk was too slow for them: queries and launches"
+    return [f"{counted} that were under way there are not counted."] if events else []
+
+
 def lost_facts(account: LossAccount) -> dict[str, Any]:
     """Plain data: losses by tenant and cause, and those to a neighbour by tenant and neighbour."""
     to: dict[str, dict[str, int]] = {}

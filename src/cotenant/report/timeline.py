@@ -23,7 +23,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     a bar of its own; applications show each query from its arrival to the end of its last stage; counters show who
     waits, and how many cores each tenant holds. A launch says its version, the cores that it was to have and at which
     pressure it was predicted. Of one that ran by a placement each core has a track of what it ran, as if the units had
-    begun with the launch.
+    begun with the launch. Where events are missing a mark says how many; what was under way is not drawn.
     """
     with in_lines(records) as lines:
         return _write_timeline(path, lines)
@@ -47,7 +47,12 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
     for record in records:
         zero = record.time_ns if zero is None else zero
         now = record.time_ns - zero
-        if record.kind == "QueryArrived":
+        if record.kind == "EventsMissing":
+            gap = f"{record.event['events']} events are missing"
+            instants.append(Instant("trace/gaps", gap, now))
+            for known in (arrived, deadlines, begun, running, waiting, held, whole, grown, enqueued):
+                known.clear()
+        elif record.kind == "QueryArrived":
             query = record.event["query"]
             arrived[query["id"]] = {**query, "arrival_ns": now}
             deadlines[query["id"]] = query["deadline_ns"] - zero
@@ -83,7 +88,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
                 work = work_of(action)
                 held[work.tenant] = held.get(work.tenant, 0) + len(action["share"]["cores"])
                 if work.is_first:
-                    waiting[work.tenant] -= len(action["queries"])
+                    waiting[work.tenant] = waiting.get(work.tenant, 0) - len(action["queries"])
                     begun.update(dict.fromkeys(action["queries"], now))
             elif kind == "Enqueue":
                 enqueued[action["launch"]["id"]] = now

@@ -173,6 +173,10 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
     found = [name for name in names if (folder / name).is_file()]
     if len(found) > 1:
         raise ConfigError(f"{folder}: holds {' and '.join(found)}, expected one of them; remove the other")
+    if odd := [name for name in names if not found and (folder / name).exists()]:
+        raise ConfigError(
+            f"{folder / odd[0]}: is a directory, a device, a FIFO or a socket, expected a regular file; remove it"
+        )
     if not found:
         others = ", ".join(names[1:])
         raise ConfigError(

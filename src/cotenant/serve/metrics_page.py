@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 from cotenant import shortages
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.engine.counters import LATENCY_BUCKETS_S, TenantCounters
+from cotenant.serve.engine.driver import LAG_BUCKETS_NS
 from cotenant.serve.engine.queries import EngineFigures
 from cotenant.shortages import Resource
 from cotenant.types import LossCause, Outcome
@@ -135,12 +137,14 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
             attainment.add_metric([tenant], share)
         if (headroom_ns := counted.headroom_ns) is not None:
             headroom.add_metric([tenant], headroom_ns / 1e9)
-        buckets, total = [], 0
-        for bound, count in zip([*map(str, LATENCY_BUCKETS_S), "+Inf"], counted.latency_buckets, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
+        buckets = _summed([*map(str, LATENCY_BUCKETS_S), "+Inf"], counted.latency_buckets)
         latency.add_metric([tenant], buckets, counted.latency_ns / 1e9)
     return iter([queries, apart, reruns, placed, probes, factor, slo, attainment, headroom, latency])
+
+
+def _summed(bounds: Sequence[str], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets of a histogram from the counts between bounds."""
+    return list(zip(bounds, map(float, accumulate(counts)), strict=True))
 
 
 def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:
@@ -167,7 +171,14 @@ def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
         "Part of all lanes that guaranteed rates (tenant.rate) take; above 1 they are scaled down to what there is.",
     )
     rated.add_metric([], figures.rated_part)
-    return iter([made, fallback, rated])
+    lag = HistogramMetricFamily(
+        "cotenant_decision_lag_seconds",
+        "From when an event could be read (a request at the engine, the end of a launch, a timer) until its actions "
+        "are under way.",
+    )
+    bounds = [*[str(bound / 1e9) for bound in LAG_BUCKETS_NS], "+Inf"]
+    lag.add_metric([], _summed(bounds, figures.lags or [0] * len(bounds)), figures.lag_ns / 1e9)
+    return iter([made, fallback, rated, lag])
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:

@@ -1,4 +1,5 @@
-"""Writes the server's trace: an observer that keeps what happened, and a thread that writes it a little later."""
+"""Writes the server's trace: an observer that keeps what happened, and a thread that writes it a little later
+(docs/decisions/0072-the-recorder-may-stall.md)."""
 
 from __future__ import annotations
 
@@ -8,106 +9,194 @@ import fcntl
 import logging
 import os
 import threading
+from collections import deque
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from cotenant.core.actions import Action
-from cotenant.core.events import Event
+from cotenant.core.events import Event, LaunchEnded, PolicyChanged, TenantAdded, TenantChanged, TenantRemoved
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Timing
+from cotenant.execute.threads.lanes import be_nice
 from cotenant.predict.table import TablePredictor
-from cotenant.serve.engine.clock import Clock
-from cotenant.shortages import Resource, report
-from cotenant.trace import Header, TraceWriter, header
+from cotenant.shortages import Resource, report, start_thread
+from cotenant.trace import EventsMissing, Header, TraceWriter, header
 from cotenant.work import Machine
 
-FLUSH_NS = 100_000_000
-"""How long a record may stay in memory: writing in blocks keeps files and encoding out of the way of queries."""
-_FLUSH_PRIORITY = 9
+FLUSH_S = 0.1
+"""How long an event waits for others that are written with it."""
+CLOSE_S = 2.0
+"""Time that `close` leaves for the rest to be written."""
+MOST_EVENTS = 1 << 16
+"""Events that wait for the file at most: some seconds of a busy server."""
+MOST_BYTES = 64 << 20
+"""Memory that they take at most, by the estimate of the three figures below."""
+NICE = 10
+"""Nice value of the thread: that of the threads that inflate requests."""
+_EVENT_BYTES, _ACTION_BYTES, _PIECE_BYTES = 400, 300, 200
+_PIECE = 64
+"""Events that are encoded before the file is written and the interpreter given back: some tenths of a millisecond."""
+_KEPT = (TenantAdded, TenantChanged, TenantRemoved, PolicyChanged)
+"""Events that are kept where others are dropped: what follows a gap cannot be read without them."""
+_RESERVED = 1024
+"""Room for them."""
 _MOST_TRACES = 64
 """Servers of one repository that record at the same time; those beyond do not."""
 
+_Entry = tuple[int, Event | EventsMissing, list[Action], int]
+"""The time, the event, its actions and the estimate of their bytes."""
 _log = logging.getLogger("cotenant.recorder")
 
 
 class Recorder:
     """Records every event with its actions. The trace of the run before is kept beside it with the ending `.old`.
 
-    Encoding and writing happen on the clock's thread, within FLUSH_NS of the event. Where the file cannot be begun, or
-    cannot be written any more, there is a warning, serving goes on, and each event that is not recorded is counted
-    (`shortages`). A trace that another server writes is left alone: this one is written to a file beside it with a
-    number, `trace-2.jsonl`, and the log says so.
+    A thread of its own encodes and writes, at a low priority, about FLUSH_S after the event. It may stall: events wait
+    in memory, up to `most_events` and `most_bytes` (an estimate), from which on they are dropped until half of that is
+    free. A record in the trace says how many are missing (`EventsMissing`). Where the file cannot be begun, or not be
+    written any more, there is a warning and recording stops. Serving goes on all the same, and each event that is not
+    recorded is counted (`shortages`). A trace that another server writes is left alone: this one is written to a file
+    beside it with a number, `trace-2.jsonl`, and the log says so.
     """
 
     def __init__(
-        self, path: Path, policy: Policy, machine: Machine, clock: Clock, *, limit_bytes: int | None = None
+        self,
+        path: Path,
+        policy: Policy,
+        machine: Machine,
+        *,
+        limit_bytes: int | None = None,
+        most_events: int = MOST_EVENTS,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        self._clock = clock
         self._path = path
-        self._appending = threading.Lock()
-        self._writing = threading.Lock()
-        self._records: list[tuple[int, Event, list[Action]]] = []
+        self._most_events, self._most_bytes = most_events, most_bytes
+        self._waiting: deque[_Entry] = deque()
+        self._put_bytes = self._taken_bytes = 0
+        """Of all events so far: what was put in memory, and what the thread has taken."""
+        self._is_dropping = False
+        self._missing = self._missing_ns = 0
+        """Events of the last gap, while there is no record of it, and the time of the first."""
+        self._unwritten = 0
+        """Events that the thread has taken and not written."""
         self._is_broken = False
+        self._dropping = threading.Lock()
+        self._has_some, self._closing = threading.Event(), threading.Event()
         self._lock: BinaryIO | None = None
         created = datetime.now(UTC).isoformat(timespec="seconds")
         head = header(policy, TablePredictor({}), (), machine, created=created)
+        self._thread = threading.Thread(target=self._run, name="cotenant-recorder", daemon=True)
         try:
             self._path, self._lock = _own(path)
             self._writer = _begun(self._path, head, limit_bytes)
         except OSError as error:
             self._stop(error)
-
-    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """See Observer."""
-        if self._is_broken:
-            self._count(1)
-            return None
-        with self._appending:
-            is_first = not self._records
-            self._records.append((time_ns, event, actions))
-        if is_first:
-            self._clock.call_at(time_ns + FLUSH_NS, _FLUSH_PRIORITY, self.flush)
-        return None
-
-    def flush(self) -> None:
-        """Write what there is."""
-        with self._writing:
-            with self._appending:
-                records, self._records = self._records, []
-            if self._is_broken:
-                self._count(len(records))
-                return
-            try:
-                self._writer.write(records)
-            except OSError as error:
-                self._stop(error)
-                self._count(len(records))
-
-    def close(self) -> None:
-        """Write the rest."""
-        self.flush()
-        if self._is_broken:
             return
         try:
+            start_thread(self._thread, f"nothing is recorded in {self._path}")
+        except RuntimeError as error:
+            self._stop(error)
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
+        """Keep an event for the thread; never waits for a file. As Observer says."""
+        size = _EVENT_BYTES + _ACTION_BYTES * len(actions)
+        if type(event) is LaunchEnded and event.pieces:
+            size += _PIECE_BYTES * len(event.pieces)
+        waiting, bytes_ = self._waiting, self._put_bytes + size
+        is_full = len(waiting) >= self._most_events or bytes_ > self._taken_bytes + self._most_bytes
+        if (is_full or self._is_dropping) and not self._is_kept(event, time_ns):
+            self._count(1)
+            return
+        waiting.append((time_ns, event, actions, size))
+        self._put_bytes = bytes_
+        if not self._has_some.is_set():
+            self._has_some.set()
+
+    def close(self) -> None:
+        """Write the rest, for CLOSE_S at most. Safe to repeat."""
+        self._closing.set()
+        self._has_some.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+        if left := self._drop():
+            self._count(left)
+            text = "%s: the last %d events are not recorded, the file could not be written within %g s"
+            _log.warning(text, self._path, left, CLOSE_S)
+
+    def _is_kept(self, event: Event, time_ns: int) -> bool:
+        """Whether there is room for an event after all, with the record of the gap before it."""
+        if self._is_broken:
+            return False
+        waiting = len(self._waiting)
+        half = waiting <= self._most_events // 2 and self._put_bytes - self._taken_bytes <= self._most_bytes // 2
+        self._is_dropping = waiting > 0 and not (self._is_dropping and half)
+        if self._is_dropping and not (type(event) in _KEPT and waiting < self._most_events + _RESERVED):
+            self._missing_ns = self._missing_ns if self._missing else time_ns
+            self._missing += 1
+            return False
+        if self._missing:
+            self._waiting.append(self._gap())
+        return True
+
+    def _gap(self) -> _Entry:
+        missing, self._missing = self._missing, 0
+        return self._missing_ns, EventsMissing(missing), [], 0
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        be_nice(NICE)
+        try:
+            is_last = False
+            while not is_last:
+                self._has_some.wait()
+                self._has_some.clear()
+                is_last = self._closing.wait(FLUSH_S)
+                while entries := self._take():
+                    self._writer.write([each[:3] for each in entries])  # which gives the interpreter back
+            if self._missing:
+                self._writer.write([self._gap()[:3]])
             self._writer.close()
-        except OSError as error:
+        except Exception as error:  # of the file, or of an event that cannot be encoded
+            self._count(self._drop())
             self._stop(error)
         if self._lock is not None:
             self._lock.close()
 
-    def _stop(self, error: OSError) -> None:
-        self._is_broken = True
-        _log.warning(
-            "%s: recording stops, the file cannot be written (%s); mend that and start the server again",
-            self._path,
-            error.strerror,
-        )
+    def _take(self) -> list[_Entry]:
+        """The first of the events that wait, so many as are encoded in a moment."""
+        waiting = self._waiting
+        taken = [waiting.popleft() for _ in range(min(len(waiting), _PIECE))]
+        self._taken_bytes += sum([size for *_, size in taken])
+        self._unwritten = _events_in(taken)
+        return taken
+
+    def _drop(self) -> int:
+        """Keep nothing any more. Gives the number of events that are not written, and not counted yet."""
+        with self._dropping:
+            left = 0 if self._is_broken else self._unwritten + _events_in(tuple(self._waiting))
+            self._is_broken = self._is_dropping = True
+            self._waiting = deque()
+            return left
+
+    def _stop(self, error: Exception) -> None:
+        self._is_broken = self._is_dropping = True
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = "%s: recording stops, the file cannot be written (%s); mend that and start the server again"
+        _log.warning(text, self._path, reason)
         if self._lock is not None:
             self._lock.close()
 
     def _count(self, events: int) -> None:
-        report(Resource.DISK, f"events are not recorded in {self._path}", events)
+        if events:
+            report(Resource.DISK, f"events are not recorded in {self._path}", events)
+
+
+def _events_in(entries: Iterable[_Entry]) -> int:
+    """Number of them without those that tell of gaps."""
+    return sum([type(event) is not EventsMissing for _, event, *_ in entries])
 
 
 def _own(path: Path) -> tuple[Path, BinaryIO]:

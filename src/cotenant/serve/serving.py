@@ -56,8 +56,7 @@ class Serving:
         server = self.server
         if records:
             path = trace_path(server.root)
-            limit = _TRACE_LIMIT_BYTES
-            self._recorder = Recorder(path, server.policy, server.machine, server.clock, limit_bytes=limit)
+            self._recorder = Recorder(path, server.policy, server.machine, limit_bytes=_TRACE_LIMIT_BYTES)
         beside = self._recorder, self._replanner, self._awake
         server.start(*[each for each in beside if each is not None])
 

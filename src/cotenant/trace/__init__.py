@@ -1,5 +1,6 @@
 """The append-only log of events and the actions that they caused: write, read, replay, explain."""
 
+from cotenant.trace.record_check import EventsMissing
 from cotenant.trace.trace_log import (
     FORMAT,
     Header,
@@ -12,6 +13,7 @@ from cotenant.trace.trace_log import (
     header,
     headroom_ns,
     in_lines,
+    missing_events,
     read,
     replay,
     same_decisions,
@@ -20,6 +22,7 @@ from cotenant.trace.trace_log import (
 
 __all__ = [
     "FORMAT",
+    "EventsMissing",
     "Header",
     "Record",
     "TraceError",
@@ -30,6 +33,7 @@ __all__ = [
     "header",
     "headroom_ns",
     "in_lines",
+    "missing_events",
     "read",
     "replay",
     "same_decisions",

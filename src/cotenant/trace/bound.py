@@ -79,7 +79,8 @@ class RunBound:
 
 
 def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
-    """The bounds of a recorded run. Queries that their clients withdrew, or that had not ended, are left out.
+    """The bounds of a recorded run. Queries that their clients withdrew, or that had not ended (here, or where
+    events are missing), are left out.
 
     A query takes at least what a row of it costs in the batch and on the share where it costs least, by the profile in
     the trace, times what launches of that kind (shape, rows, size of the share) took over what the profile says. A kind
@@ -101,7 +102,10 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     """Launches of one kind: how many, and their time."""
     for record in records:
         event = record.event
-        if record.kind == "QueryArrived":
+        if record.kind == "EventsMissing":
+            asked.clear()
+            running.clear()
+        elif record.kind == "QueryArrived":
             query = convert(event["query"], Query)
             asked[query.id] = query
         elif record.kind in ("TenantAdded", "TenantChanged"):

@@ -156,6 +156,8 @@ class Explanation:
     part_of: int | None = None
     """The application's query that it is a stage of, if it is one."""
     launches: list[LaunchStory] = field(default_factory=list)
+    missing: int = 0
+    """Events before it that are missing in the trace: what was there from before them is not known."""
     notes: list[tuple[int, str]] = field(default_factory=list)
     """What else happened while it was there, and when."""
     beside_ns: dict[str, int] = field(default_factory=dict)
@@ -188,6 +190,11 @@ class Explanation:
             f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
             f"; {self.ahead} of its tenant's queries waited before it."
         )
+        if self.missing:
+            lines.append(
+                f"{self.missing} events before it are missing in the trace: what waited and ran from before them is "
+                "not counted."
+            )
         if self.beside_ns:
             others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
             shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
@@ -230,7 +237,7 @@ def explain(
 ) -> Explanation | ApplicationStory:
     """Find the query in a trace and tell its story, with what predictions of groups rested on if `beliefs` are given.
 
-    Raises TraceError when it is not there, or has not ended.
+    Raises TraceError when it is not there, or has not ended (here, or where events are missing).
     """
     with in_lines(records) as lines:
         return _explain(lines, query, beliefs)
@@ -247,11 +254,18 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     decided: dict[int, dict[str, Any]] = {}
     """Launches that have not ended, by number."""
     deadlines: dict[int, int] = {}
+    missing = 0
     for record in records:
         now = record.time_ns
         if beliefs is not None:
             beliefs.see(record)
-        if record.kind == "ApplicationArrived" and record.event["query"] == query:
+        if record.kind == "EventsMissing":
+            missing += record.event["events"]
+            if story is not None or whole is not None:
+                raise TraceError(f"query {query} had not ended where {record.event['events']} events are missing")
+            for known in (waiting, tenant_of, running, grows, enqueued, decided, deadlines):
+                known.clear()
+        elif record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
             whole = ApplicationStory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
         elif record.kind == "ApplicationEnded" and whole is not None and record.event["query"] == query:
@@ -263,6 +277,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             tenant_of[arrived["id"]], deadlines[arrived["id"]] = arrived["tenant"], arrived["deadline_ns"]
             if arrived["id"] == query:
                 story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
+                story.missing = missing
                 story.ahead = len(waiting.get(story.tenant, ()))
                 story.stage, story.part_of = arrived.get("stage", ""), arrived.get("part_of")
             elif whole is not None and arrived.get("part_of") == query:
@@ -277,6 +292,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             del decided[record.event["launch"]]
             if story is not None:
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
+        elif record.kind == "TenantChanged" and story is not None and record.event["tenant"]["name"] == story.tenant:
+            story.notes.append((now, "its model was reloaded: what was not in its last launch waits for the new model"))
         elif record.kind == "PolicyChanged" and story is not None:
             story.notes.append((now, f"the plan, or the policy, changed to another {record.event['policy']!r}"))
         members = _groups(record)
@@ -289,7 +306,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                 running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
-                    waiting[work.tenant].difference_update(action["queries"])
+                    waiting.get(work.tenant, set()).difference_update(action["queries"])
             elif kind == "Enqueue":
                 launch = action["launch"]
                 enqueued[launch["id"]] = now
@@ -313,7 +330,10 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                     return story
     if story is not None or whole is not None:
         raise TraceError(f"query {query} has not ended in this trace")
-    raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
+    gaps = f"{missing} events are missing in it, and " if missing else ""
+    raise TraceError(
+        f"query {query} is not in this trace; {gaps}answers carry their number in the header 'x-cotenant-query'"
+    )
 
 
 def _decided(

@@ -22,6 +22,7 @@ _SKIPPED = ("LogFull", "LaunchGrew", "TimerFired", "LookAheadDue", "DrainStarted
 def losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, list[Loss]]:
     """The lost queries of a trace, in the order in which they ended, and their account.
 
+    Queries that were inside when events are missing are left out: how they ended is not known.
     Raises TraceError where the trace says no lanes, or a record has wrong fields.
     """
     with in_lines(records) as lines:
@@ -34,6 +35,9 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
     account = LossAccount(TablePredictor(tables, head.scales), _lanes(head.policy_options), head.tenants, losses.append)
     for record in records:
         event = record.event
+        if record.kind == "EventsMissing":
+            account.forget()
+            continue
         if record.kind == "PolicyChanged":
             account.use_lanes(_lanes(event["policy_options"]))
         elif record.kind == "PredictorChanged":

@@ -123,6 +123,14 @@ class LossAccount:
         self._predictor = predictor
         self._cost.clear()
 
+    def forget(self) -> None:
+        """Events are missing here: how the queries and the launches that are inside end will not be told."""
+        for known in (self._inside, self._running, self._applications, self._stage_lost, self._looks):
+            known.clear()
+        self._held, self._openings = None, Openings()
+        for ledger in self._ledgers.values():
+            ledger.away_ns = None
+
     def leading(self, tenant: str) -> LossCause | None:
         """The cause that the last losses of a tenant have most often; None before the first."""
         recent = tuple(self._recent.get(tenant, ()))  # a copy: others may add to it meanwhile

@@ -1,11 +1,13 @@
-"""Whether the records of a log follow from each other: a log with a gap, or with a line of other fields, is refused.
+"""Whether the records of a log follow from each other: a log with a gap that it does not tell of, or with a line of
+other fields, is refused.
 
-Readers then need no check of their own: what a record refers to is in a record before it.
+Readers then need no check of their own: what an action refers to is in a record before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import convert
@@ -15,6 +17,17 @@ from cotenant.core.events import LaunchEnded, LaunchGrew, QueryArrived
 from cotenant.errors import CotenantError
 
 _ACTIONS: Mapping[str, type[Action]] = {each.__name__: each for each in Action.__args__}
+_Plain = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EventsMissing:
+    """A gap in a log: its writer could not keep up, and so many events are not in it. Stands in place of an event.
+
+    Readers forget the queries and the launches of before: how these ended is not known.
+    """
+
+    events: int
 
 
 class GapError(CotenantError):
@@ -24,7 +37,9 @@ class GapError(CotenantError):
 class RecordCheck:
     """Takes the records of a log in turn, and knows which queries are inside and which launches run.
 
-    `time_ns` of the records never falls. Raises GapError, and msgspec.ValidationError for an action of other fields.
+    `time_ns` of the records never falls. From an EventsMissing on it knows of none that were there before: actions that
+    are about those alone are left out, and launches keep their other queries.
+    Raises GapError, and msgspec.ValidationError for an action of other fields.
     """
 
     def __init__(self) -> None:
@@ -33,30 +48,52 @@ class RecordCheck:
         self._tenant_of: dict[int, str] = {}
         self._running: dict[int, str] = {}
         self._grows: set[int] = set()
+        self._has_gap = False
 
-    def __call__(self, time_ns: int, event: object, actions: list[tuple[str, dict[str, Any]]]) -> None:
-        """Check one record; `event` is decoded."""
+    def __call__(self, time_ns: int, event: object, actions: list[_Plain]) -> list[_Plain]:
+        """Check one record, of which `event` is decoded; give its actions without those of what is not known."""
         if time_ns < self._now_ns:
             raise GapError(f"its time is {time_ns} ns, expected at least {self._now_ns} ns, that of the line before")
         self._now_ns = time_ns
-        if isinstance(event, QueryArrived):
+        if isinstance(event, EventsMissing):
+            self._has_gap = True
+            for known in (self._tenant_of, self._running, self._grows):
+                known.clear()
+        elif isinstance(event, QueryArrived):
             query = event.query
             if query.id <= self._last_query:
                 raise GapError(f"query {query.id} arrives, expected a number above {self._last_query}")
             self._last_query = query.id
             self._tenant_of[query.id] = query.tenant
         elif isinstance(event, LaunchGrew):
-            if event.launch not in self._grows:
+            if event.launch not in self._grows and not self._has_gap:
                 raise GapError(f"launch {event.launch} has grown, but no line before asks for that")
-            self._grows.remove(event.launch)
+            self._grows.discard(event.launch)
         elif isinstance(event, LaunchEnded):
-            if self._running.pop(event.launch, None) is None:
+            if self._running.pop(event.launch, None) is None and not self._has_gap:
                 raise GapError(f"launch {event.launch} has ended, but no line before starts it")
             self._grows.discard(event.launch)
+        kept = []
         for kind, action in actions:
             if kind not in _ACTIONS:
                 raise GapError(f"an action is of the unknown kind {kind!r}, expected one of {', '.join(_ACTIONS)}")
-            self._acted(convert(action, _ACTIONS[kind]))
+            made = convert(action, _ACTIONS[kind])
+            if self._has_gap:
+                if self._is_of_before(made):
+                    continue
+                if isinstance(made, Launch | Enqueue):
+                    launch = action if isinstance(made, Launch) else action["launch"]
+                    launch["queries"] = [each for each in launch["queries"] if each in self._tenant_of]
+                    made = convert(action, _ACTIONS[kind])
+            self._acted(made)
+            kept.append((kind, action))
+        return kept
+
+    def _is_of_before(self, action: Action) -> bool:
+        """Whether an action is of a query or a launch that was there before a gap."""
+        if isinstance(action, Respond):
+            return action.query not in self._tenant_of
+        return isinstance(action, Grow) and action.launch not in self._running
 
     def _acted(self, action: Action) -> None:
         if isinstance(action, Launch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +27,7 @@ from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.trace.record_check import RecordCheck
+from cotenant.trace.record_check import EventsMissing, RecordCheck
 from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
@@ -36,6 +36,9 @@ FORMAT = "cotenant-trace/3"
 _MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
+
+
+_MISSING = b'"EventsMissing",'
 
 
 class TraceError(CotenantError):
@@ -186,7 +189,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 _RECORD = msgspec.json.Decoder(tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]])
 
 
-def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
+def encode(time_ns: int, event: Event | EventsMissing, actions: Sequence[Action]) -> bytes:
     """One record as a line without its end."""
     told: object = event
     if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
@@ -234,7 +237,7 @@ class TraceWriter:
         records, self._records = self._records, []
         self.write(records)
 
-    def write(self, records: Iterable[tuple[int, Event, list[Action]]]) -> None:
+    def write(self, records: Iterable[tuple[int, Event | EventsMissing, list[Action]]]) -> None:
         """Encode records and hand them to the file."""
         for time_ns, event, actions in records:
             if self._left is not None and self._left <= 0:
@@ -256,7 +259,8 @@ class TraceWriter:
 def read(path: Path) -> tuple[Header, Iterator[Record]]:
     """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError.
 
-    Damage is also a line that does not follow from those before it: see `record_check`.
+    Damage is also a line that does not follow from those before it: see `record_check`. Behind a gap the actions of
+    queries and launches of before are left out.
     """
     file = open_regular(path, TraceError)
     try:
@@ -290,10 +294,21 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             except UNREADABLE as error:
                 raise TraceError(f"{where} is not a record ({error})") from None
             try:
-                check(record.time_ns, _plain_event(record.kind, record.event), record.actions)
+                known = check(record.time_ns, _plain_event(record.kind, record.event), record.actions)
             except (CotenantError, *UNREADABLE) as error:
                 raise TraceError(f"{where} does not follow from those before it ({error})") from None
-            yield record
+            yield record if len(known) == len(record.actions) else replace(record, actions=known)
+
+
+def missing_events(path: Path) -> int:
+    """Number of events that are missing in the gaps of a log. Raises TraceError."""
+    with open_regular(path, TraceError) as file:
+        lines = iter(partial(_line, file, path), b"")
+        gaps = [line for line in lines if line[:64].partition(b",")[2].startswith(_MISSING) and line.endswith(b"\n")]
+    try:
+        return sum([msgspec.convert(_RECORD.decode(line)[2], EventsMissing).events for line in gaps])
+    except UNREADABLE as error:
+        raise TraceError(f"{path}: a line is not a record ({error})") from None
 
 
 @contextmanager
@@ -322,6 +337,8 @@ def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
         return msgspec.convert(event.get("predictor"), _PlainPredictor)
     if kind == "PolicyChanged":
         return msgspec.convert(event, _PlainPolicy)
+    if kind == "EventsMissing":
+        return msgspec.convert(event, EventsMissing)
     return None if kind == "LogFull" else decode_event(kind, event)
 
 
@@ -337,8 +354,13 @@ def basis_of(launch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def headroom_ns(launch: Mapping[str, Any], deadlines: Mapping[int, int], decided_ns: int) -> int:
-    """What a launch, decided at this time, was predicted to leave of the time of its most urgent query."""
-    return min(deadlines[query] for query in launch["queries"]) - decided_ns - int(launch["predicted_ns"])
+    """What a launch, decided at this time, was predicted to leave of the time of its most urgent query.
+
+    0 for a launch without a query: those that it has came before a gap of the log.
+    """
+    predicted_ns = int(launch["predicted_ns"])
+    due_ns = min((deadlines[query] for query in launch["queries"]), default=decided_ns + predicted_ns)
+    return due_ns - decided_ns - predicted_ns
 
 
 def decode_event(
@@ -366,7 +388,8 @@ def decode_event(
 def replay(
     head: Header, records: Iterable[Record], make_policy: MakePolicy, find_groups: FindGroups = _no_groups
 ) -> Iterator[tuple[Record, bytes]]:
-    """Feed the events of a log to a new engine; give each record with the line that this code would write.
+    """Feed the events of a log, up to its first gap, to a new engine; give each record with the line that this code
+    would write.
 
     `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
     says whether the two agree: then a change of code changed no decision.
@@ -376,7 +399,7 @@ def replay(
         predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
         engine = Engine(head.tenants, policy, predictor, head.whole)
         for record in lines:
-            if record.kind == "LogFull":
+            if record.kind in ("LogFull", "EventsMissing"):
                 return
             told = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):

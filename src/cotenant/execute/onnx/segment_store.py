@@ -110,6 +110,9 @@ def _external(path: Path, file: Path) -> dict[str, Path]:
                 f"weight {tensor.name!r} is kept in {str(location)!r}, outside the model's directory",
                 "Put the weights beside the model and export it again with a relative location",
             )
+        if target.exists() and not target.is_file():
+            reason = f"its weight file {str(location)!r} is a directory, a device, a FIFO or a socket"
+            raise ModelError(path, reason, "Put a regular file there")
         if not target.is_file():
             raise ModelError(path, f"its weight file {str(location)!r} is missing", "Copy it beside the model")
         try:

@@ -323,7 +323,7 @@ class WorkerSupervisor:
         if pending is None:
             return
         launch, error, link = pending.launch, message.error, self._links[pending.launch.share.cores]
-        began = time.perf_counter_ns()
+        began = time.monotonic_ns()
         try:
             if error is None and launch.part:  # the worker joins parts: one of its answers has all outputs
                 joined = self._batches.join(launch, (), {}, link.outputs(message.outputs))
@@ -335,7 +335,7 @@ class WorkerSupervisor:
                 self._batches.pause(launch, pending.batch, {})
         except Exception as caught:
             error = reason_of(caught)
-        input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.perf_counter_ns() - began
+        input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.monotonic_ns() - began
         failed: list[tuple[Pending, str]] = []
         with self._lock:
             del self._pending[launch.id]
@@ -346,7 +346,7 @@ class WorkerSupervisor:
                 failed.append((following, problem))
             if self._closing.is_set():
                 self._shut_if_idle()
-        timing = Timing(input_ns, message.infer_ns, output_ns, message.pieces, message.stolen_ns)
+        timing = Timing(input_ns, message.infer_ns, output_ns, message.pieces, message.stolen_ns, began)
         pending.on_end(launch.id, error, timing)
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,10 @@ from cotenant.types import ANSWERS, Query
 from cotenant.wire.api import ServeError
 
 TIMER_PRIORITY = 1
+LAG_BUCKETS_NS = (
+    20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000,
+    100_000_000, 200_000_000, 500_000_000,
+)  # fmt: skip
 
 Done = Callable[[Respond, Tensors | None], None]
 """Called once per query with how it ended, and its outputs if it was answered. Must be quick."""
@@ -62,9 +67,13 @@ class Driver:
         self._are_rates_kept = True
         """Guaranteed rates take no more than all lanes."""
         self._failed_observers: list[Observer] = []
+        self.lags, self.lag_ns = [0] * (len(LAG_BUCKETS_NS) + 1), 0
+        """Decision lags by bucket, and together: from when an event could be read (a request at `submit`, the end of a
+        launch, a timer that is due) until its actions are carried out. Read under the lock: see `read`."""
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
         """Let a query arrive and give its number. `make(number, now_ns)` builds it; `done` is called exactly once."""
+        came_ns = self._clock.now_ns()
         with self._lock:
             number = self._next_query
             self._next_query += 1
@@ -73,6 +82,7 @@ class Driver:
             self._pending[number] = done
             self._executor.put(number, inputs)
             answers = self._handle(QueryArrived(query), now)
+            self._decided(came_ns)
         _deliver(answers)
         return number
 
@@ -83,6 +93,7 @@ class Driver:
         """
         found: list[int | ServeError] = []
         queries: list[Query] = []
+        came_ns = self._clock.now_ns()
         with self._lock:
             now = self._now()
             for make, inputs, done in asked:
@@ -99,6 +110,7 @@ class Driver:
             answers = []
             for left, query in zip(range(len(queries) - 1, -1, -1), queries, strict=True):
                 answers += self._handle(QueryArrived(query, more=left > 0), now)
+            self._decided(came_ns)
         _deliver(answers)
         return found
 
@@ -114,8 +126,10 @@ class Driver:
 
     def post(self, event: Event, timing: Timing | None = None) -> None:
         """Let an event happen now."""
+        came_ns = self._clock.now_ns() if timing is None or not timing.read_ns else timing.read_ns
         with self._lock:
             answers = self._handle(event, self._now(), timing)
+            self._decided(came_ns)
         _deliver(answers)
 
     @contextmanager
@@ -160,6 +174,12 @@ class Driver:
         if now > self._last_ns:
             self._last_ns = now
         return self._last_ns
+
+    def _decided(self, came_ns: int) -> None:
+        """What could be read at this time has been decided on, and that is carried out; under the lock."""
+        lag_ns = self._clock.now_ns() - came_ns
+        self.lags[bisect_left(LAG_BUCKETS_NS, lag_ns)] += 1
+        self.lag_ns += lag_ns
 
     def _handle(
         self, event: Event, now: int, timing: Timing | None = None
@@ -266,8 +286,9 @@ class Driver:
             if self._timer_ns > now:
                 self._set_alarm()
                 return
-            self._timer_ns = 0
+            due_ns, self._timer_ns = self._timer_ns, 0
             answers = self._handle(TimerFired(), now)
+            self._decided(due_ns)
         _deliver(answers)
 
 

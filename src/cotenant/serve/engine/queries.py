@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from cotenant.core.actions import Respond
+from cotenant.core.engine import Engine
 from cotenant.core.events import QueryRefused
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.engine.clock import Clock
@@ -29,12 +30,14 @@ Done = Callable[[InferResult], None]
 
 
 class EngineFigures(NamedTuple):
-    """Faults of the policy, and of fallbacks, by name and call; whether the fallback serves now; and the part of all
-    lanes that guaranteed rates take."""
+    """Faults of the policy, and of fallbacks, by name and call; whether the fallback serves now; the part of all
+    lanes that guaranteed rates take; and decision lags, by bucket of LAG_BUCKETS_NS and together in ns."""
 
     faults: Mapping[tuple[str, str], int] = MappingProxyType({})
     falls_back: bool = False
     rated_part: float = 0.0
+    lags: tuple[int, ...] = ()
+    lag_ns: int = 0
 
 
 def arrival_of(request: InferRequest, now_ns: int) -> int:
@@ -95,7 +98,12 @@ def figures_of(driver: Driver | None) -> EngineFigures:
     """What the metrics page tells of the engine; nothing before the start."""
     if driver is None:
         return EngineFigures()
-    return driver.read(lambda engine: EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part))
+
+    def look(engine: Engine) -> EngineFigures:
+        lags = tuple(driver.lags), driver.lag_ns
+        return EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part, *lags)
+
+    return driver.read(look)
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
