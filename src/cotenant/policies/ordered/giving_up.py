@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import UNSET
 
 from cotenant.core.admission import hopeless
-from cotenant.core.snapshot import AccountView, Drop, QueueView
-from cotenant.policies.desk import MOST_AT_ONCE, Desk
+from cotenant.core.snapshot import AccountView, Drop, QueueView, Running, Snapshot
+from cotenant.policies.desk import MOST_AT_ONCE, Desk, quickest_ns
 from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Stakes, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
@@ -65,26 +65,70 @@ class Memory:
     reserve: Reserve | None
 
 
+_NOTHING = Memory({}, None)
+
+
 def give_up(policy: Selecting, desk: Desk, memory: object, *, is_idle: bool) -> Memory:
     """Give up what no lane could end in time any more, and what cannot be in time together; where a lane `is_idle`,
     hold back who has to wait for others. The memory for the next decision."""
-    known = memory if isinstance(memory, Memory) else Memory({}, None)
-    needed_ns = partial(desk.quickest_ns, sizes=policy.sizes)
+    known = memory if isinstance(memory, Memory) else _NOTHING
+    needed_ns = partial(quickest_ns, desk.latency_ns, sizes=policy.sizes)
     inside = _Inside(desk, policy, known.waiting, needed_ns)
-    reserve = _reserve(policy, desk, known.reserve, needed_ns) if policy.reserves else None
+    reserve = _reserve(policy, desk.snapshot, known.reserve)
     _select(policy, desk, inside, reserve, is_idle=is_idle)
     return Memory(inside.seen, reserve)
 
 
-def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Callable[[Work], int]) -> Reserve:
-    """For what was asked for of late, within shares and beyond; `known` is that of a decision before."""
-    snapshot, asks = desk.snapshot, list[Expected]()
-    if known is not None and snapshot.now_ns - known.made_ns < FRESH_NS:
+def all_fit(policy: Selecting, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
+    """Whether nothing has to go where a free lane ends the only candidate, this work, by its deadline: with what
+    launches under way leave of their batches each job is in time even as the last one, so in any order."""
+    rests = _leaving_rests(snapshot)
+    if not rests:
+        return True
+    latency_ns, free_at = snapshot.predictor.latency_ns, _free_at(policy, snapshot)
+    jobs = [(quickest_ns(latency_ns, work, policy.sizes), deadline_ns)]
+    for run in rests:
+        batch = run.batch
+        rest = batch.tenant.work(batch.shape, batch.items, run.launch.work.end)
+        jobs.append((quickest_ns(latency_ns, rest, policy.sizes), max([each.deadline_ns for each in batch.queries])))
+    end_ns, lanes = sum(free_at) + sum([work_ns for work_ns, _ in jobs]), len(free_at)
+    return all(end_ns - work_ns <= (latest_ns - work_ns) * lanes for work_ns, latest_ns in jobs)
+
+
+def _leaving_rests(snapshot: Snapshot) -> Sequence[Running]:
+    """The launches under way that leave units of their batch to be run, for queries that wait for it."""
+    return [run for run in snapshot.running.values() if not run.launch.last and run.batch.queries]
+
+
+def _free_at(policy: Selecting, snapshot: Snapshot) -> Sequence[int]:
+    """When each lane is predicted to be free."""
+    ends = dict.fromkeys([lane.mask for lane in policy.lanes], snapshot.now_ns)
+    for run in snapshot.running.values():
+        launch = run.launch
+        end = run.started_ns + launch.predicted_ns
+        for mask, until in ends.items():
+            if mask & launch.share.mask and until < end:
+                ends[mask] = end
+    return tuple(ends.values())
+
+
+def remembered(policy: Selecting, snapshot: Snapshot, memory: object) -> object:
+    """The memory for the next decision after one without a choice."""
+    known = memory if isinstance(memory, Memory) else _NOTHING
+    reserve = _reserve(policy, snapshot, known.reserve)
+    return memory if reserve is known.reserve and known is memory and not known.waiting else Memory({}, reserve)
+
+
+def _reserve(policy: Selecting, snapshot: Snapshot, known: Reserve | None) -> Reserve | None:
+    """For what was asked for of late, within shares and beyond, where the policy reserves; `known` is that of a
+    decision before."""
+    if not policy.reserves or (known is not None and snapshot.now_ns - known.made_ns < FRESH_NS):
         return known
+    asks = list[Expected]()
     for name, account in snapshot.accounts.items():
         if name in snapshot.queues:
             tenant, asked = snapshot.queues[name].tenant, account.asked
-            work_ns = needed_ns(tenant.work(0, 1))
+            work_ns = quickest_ns(snapshot.predictor.latency_ns, tenant.work(0, 1), policy.sizes)
             asks.append(Expected(tenant.slo_ns, work_ns, min(asked, account.quota), asked, tenant.rank))
     return Reserve.of(asks, snapshot.now_ns)
 
@@ -141,17 +185,9 @@ class _Inside:
         self.tenants = list(snapshot.queues)
         """Names of tenants by their numbers: those of all queues, in their order, and then of others."""
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
-        self.paused = len(begun)
+        begun += [(run.batch, run.launch.work.end) for run in _leaving_rests(snapshot)]
+        self.paused = len(snapshot.paused)
         """Of the batches those in front."""
-        ends = dict.fromkeys([lane.mask for lane in policy.lanes], now)
-        for run in snapshot.running.values():
-            launch = run.launch
-            end = run.started_ns + launch.predicted_ns
-            for mask, until in ends.items():
-                if mask & launch.share.mask and until < end:
-                    ends[mask] = end
-            if not launch.last and run.batch.queries:
-                begun.append((run.batch, launch.work.end))
         self.batches = [batch for batch, _ in begun]
         """Those with queries in them: number -1 is the first of them."""
         rows = list[Job]()
@@ -167,7 +203,7 @@ class _Inside:
             longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if within else 0
             due = min([*within, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), due, int(bool(within)), len(queries), owner, work_ns))
-        free_at = tuple(ends.values())
+        free_at = _free_at(policy, snapshot)
 
         self.seen: dict[str, Waiting | LongQueue] = {}
         """What waits, by tenant: for the next decision, too."""

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, AccountView, Decision, DropRule, Snapshot
 from cotenant.policies.desk import Desk
-from cotenant.policies.ordered.giving_up import give_up
+from cotenant.policies.ordered.giving_up import all_fit, give_up, remembered
 from cotenant.policies.ordered.jobs import Number
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Tenant
-from cotenant.work import Share
+from cotenant.work import Share, Work
 
 _NONE: Mapping[int, int] = {}
 _SOON_NS = 5_000_000
@@ -61,12 +61,20 @@ class Most(ListPolicy):
         free = _free_lanes(self.lanes, snapshot.free_mask)
         if not free and _ends_soon(snapshot):
             return Decision(memory=memory)
+        only = self._only_start(snapshot, free)
+        if only is not None:
+            memory = memory if self.drop is not DropRule.HOPELESS else remembered(self, snapshot, memory)
+            return Decision((only,), (), memory)
         desk = Desk(snapshot, self.drop, self.batch_key)
         if desk.drops_hopeless:
             memory = give_up(self, desk, memory, is_idle=free != 0)
         if free:
             self._fill_lanes(desk, free)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
+
+    def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
+        """Also whether nothing has to go."""
+        return self.drop is not DropRule.HOPELESS or all_fit(self, snapshot, work, deadline_ns)
 
     def fared(self, account: AccountView) -> float:
         """Attainment of all queries."""

@@ -14,7 +14,7 @@ from typing import cast
 from cotenant.core.actions import GroupBasis
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import QueueView, Start
-from cotenant.policies.desk import NEVER_NS, Desk
+from cotenant.policies.desk import NEVER_NS, Desk, quickest_ns
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share, Slot, Work
 
@@ -140,7 +140,7 @@ def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
     queue, tenant = seat.queue, seat.queue.tenant
     for place, head in desk.waiting(queue):
         work, left = tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-        if desk.drops_hopeless and desk.quickest_ns(work, seat.alone) > left:
+        if desk.drops_hopeless and quickest_ns(desk.latency_ns, work, seat.alone) > left:
             desk.drop_hopeless((head,), work, seat.sizes, left)
             continue
         made = SeatBatch(seat, [head], head.items, place)
