@@ -39,7 +39,7 @@ POLICIES = ("cotenant.policies", *(f"cotenant.techniques.{name}.policy" for name
 PURE = sorted(
     name for name in MODULES if any(f"{name}.".startswith(f"{root}.") for root in ("cotenant.core", *POLICIES))
 )
-COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_jobs"))
+COLUMNS = tuple(f"cotenant.policies.shedding.{name}" for name in ("jobs", "many_jobs"))
 """Of these the modules that know numpy: one names its types; the other computes with columns, loaded when many queries
 are inside."""
 

@@ -151,7 +151,7 @@ class Desk:
                 return queue, at
         return None
 
-    def hold_back(self, numbers: frozenset[int]) -> None:
+    def defer(self, numbers: frozenset[int]) -> None:
         """The queries of these numbers are candidates only when there are no others."""
         self._back = self._held = numbers
         self._pass_over_only(set(numbers))
@@ -210,7 +210,7 @@ class Desk:
         self.taken.update([query.id for query in queries])
         self.drops += [Drop(query.id, reason) for query in queries]
 
-    def give_up(self, drops: Mapping[int, Drop]) -> None:
+    def shed(self, drops: Mapping[int, Drop]) -> None:
         """Give up queries, by number, wherever they are."""
         self.taken.update(drops)
         self.drops += drops.values()

@@ -16,8 +16,8 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch, extent
-from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
 from cotenant.policies.ordered.wide import unions, widened
+from cotenant.policies.shedding.deferral import deferred_by_weight
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
@@ -44,7 +44,7 @@ class ListPolicy(BasePolicy):
     boundary (see `wide.widened`), and who could be in time only so is admitted, and served when the lanes are free and
     nobody else is. Costs memory: models are loaded once more for each such share.
 
-    Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`. A query is hopeless when no
+    Under the drop rule `hopeless`, weights count in overload: see `shedding.deferral`. A query is hopeless when no
     lane is quick enough; one that is too slow for it leaves it to others.
 
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
@@ -95,8 +95,12 @@ class ListPolicy(BasePolicy):
         No choice is left where it is in time there: this is a short way to the start that `_fill_lanes` makes. None
         where there are more candidates, that lane is too slow, or lanes may be widened.
         """
-        lane = next((lane for lane in self.lanes if lane.mask & free == lane.mask), None)
-        if lane is None or self.wide:
+        for lane in self.lanes:  # a generator would cost half a microsecond
+            if lane.mask & free == lane.mask:
+                break
+        else:
+            return None
+        if self.wide:
             return None
         waiting = [queue for queue in snapshot.queues.values() if queue.queries]
         if len(waiting) + len(snapshot.paused) != 1:
@@ -126,11 +130,12 @@ class ListPolicy(BasePolicy):
         return True
 
     def _desk(self, snapshot: Snapshot) -> Desk:
-        """The books of a decision, in which those stand back who have to."""
+        """The books of a decision, with queries deferred by weight."""
         desk = Desk(snapshot, self.drop, self.batch_key)
-        if snapshot.weights_differ and desk.drops_hopeless and differ_in_weight(snapshot):
-            jobs = waiting_jobs(snapshot, desk.paused, self.lanes[0].size)
-            desk.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
+        if snapshot.weights_differ and desk.drops_hopeless:
+            deferred = deferred_by_weight(snapshot, desk.paused, len(self.lanes), self.lanes[0].size)
+            if deferred:
+                desk.defer(deferred)
         return desk
 
     def _fill_lanes(self, desk: Desk, free: int) -> None:
