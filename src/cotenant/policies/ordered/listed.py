@@ -95,22 +95,22 @@ class ListPolicy(BasePolicy):
         No choice is left where it is in time there: this is a short way to the start that `_fill_lanes` makes. None
         where there are more candidates, that lane is too slow, or lanes may be widened.
         """
+        only: QueueView | None = None
+        for queue in snapshot.queues.values():
+            if queue.queries:
+                if only is not None or snapshot.paused or len(queue.queries) > 1:
+                    return None
+                only = queue
+        if self.wide or (only is None and len(snapshot.paused) != 1):
+            return None
         for lane in self.lanes:  # a generator would cost half a microsecond
             if lane.mask & free == lane.mask:
                 break
         else:
             return None
-        if self.wide:
-            return None
-        waiting = [queue for queue in snapshot.queues.values() if queue.queries]
-        if len(waiting) + len(snapshot.paused) != 1:
-            return None
         batch, queries = None, tuple[Query, ...]()
-        if waiting:
-            [queue] = waiting
-            if len(queue.queries) > 1:
-                return None
-            head, key, tenant = queue.queries[0], queue.keys[0], queue.tenant
+        if only is not None:
+            head, key, tenant = only.queries[0], only.keys[0], only.tenant
             work, queries, deadline_ns = tenant.work(head.shape, head.items), (head,), head.deadline_ns
         else:
             [paused] = snapshot.paused
@@ -121,7 +121,7 @@ class ListPolicy(BasePolicy):
         is_late = self.drop is DropRule.HOPELESS and snapshot.now_ns + needed_ns > deadline_ns
         if is_late or not self._is_forced(snapshot, work, deadline_ns):
             return None
-        if not waiting or (self.preempt and len(tenant.cuts) > 2):
+        if only is None or (self.preempt and len(tenant.cuts) > 2):
             work, needed_ns = self._extent(snapshot, tenant, key, work, lane, needed_ns)
         return Start(work, queries, lane, needed_ns, batch)
 
