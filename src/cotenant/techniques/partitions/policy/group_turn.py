@@ -107,7 +107,8 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
     As many rows as the slots take, if all of them are in time then. Else the most urgent head comes first, then what
     else leaves everybody in time: the heads of the others, and then a query of each in turn. What is hopeless even
     alone is dropped, and so is a head that would be late in the group as planned while more wait behind it than its
-    slot takes: smaller groups for its sake would let ever more be late.
+    slot takes: smaller groups for its sake would let ever more be late. Not `Desk.form_batch`: batches of all members
+    grow by turns, and share one latency.
     """
     batches = [batch for seat in seats if (batch := _largest(desk, seat)) is not None]
     latency = _latency_ns(desk, batches)

@@ -32,7 +32,8 @@ class TurnDesk(Desk):
         """Launch the query at a position, and those that may share a launch with it and do not make it late.
 
         What joins the head leaves the batch within the `spare` time; the launch ends at a cut where it is longer than
-        what is `allowed`.
+        what is `allowed`. Not `form_batch`: the slot is reserved, so rows join whether or not they save time, and a
+        batch gives them back where its head would be late.
         """
         tenant, head, now = queue.tenant, queue.queries[at], self.now_ns
         chosen, rows, limit = [head], head.items, NEVER_NS
