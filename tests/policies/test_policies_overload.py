@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from cotenant.policies import policy_class
-from cotenant.policies.ordered.overload import WeightedJob, outweighed
+from cotenant.policies.shedding.deferral import WeightedJob, deferred
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
@@ -40,7 +40,7 @@ def best_weight(jobs: list[WeightedJob]) -> float:
 
 
 def kept(jobs: list[WeightedJob]) -> list[WeightedJob]:
-    out = outweighed(jobs, 1, 0, 0)
+    out = deferred(jobs, 1, 0, 0)
     return [each for each in jobs if each.queries[0] not in out]
 
 
@@ -52,19 +52,19 @@ def random_jobs(random: Random, works_ms: tuple[int, ...]) -> list[WeightedJob]:
 
 
 def test_nobody_stands_back_when_all_can_be_in_time() -> None:
-    assert outweighed([job(0, 10, 10, 1.0), job(1, 10, 20, 9.0), job(2, 10, 30, 1.0)], 1, 0, 0) == frozenset()
+    assert deferred([job(0, 10, 10, 1.0), job(1, 10, 20, 9.0), job(2, 10, 30, 1.0)], 1, 0, 0) == frozenset()
 
 
 def test_the_lightest_stands_back() -> None:
     jobs = [job(0, 10, 10, 1.0), job(1, 10, 15, 9.0), job(2, 10, 30, 5.0)]
-    assert outweighed(jobs, 1, 0, 0) == {0}
+    assert deferred(jobs, 1, 0, 0) == {0}
 
 
 def test_time_that_is_taken_already_counts() -> None:
     jobs = [job(0, 10, 20, 1.0), job(1, 10, 20, 2.0)]
-    assert outweighed(jobs, 1, 0, 0) == frozenset()
-    assert outweighed(jobs, 1, 0, 5 * MS) == {0}
-    assert outweighed(jobs, 2, 0, 10 * MS) == frozenset()
+    assert deferred(jobs, 1, 0, 0) == frozenset()
+    assert deferred(jobs, 1, 0, 5 * MS) == {0}
+    assert deferred(jobs, 2, 0, 10 * MS) == frozenset()
 
 
 @pytest.mark.parametrize("seed", range(30))

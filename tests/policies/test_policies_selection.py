@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.policies.ordered.jobs import Number, Selection, Stakes, Worth
-from cotenant.policies.ordered.many_jobs import ManyJobs
-from cotenant.policies.ordered.reserve import Expected, Reserve
-from cotenant.policies.ordered.selection import FEW, Jobs
+from cotenant.policies.shedding.jobs import FEW, FewJobs, Number, SelectionValues, Value
+from cotenant.policies.shedding.many_jobs import ManyJobs
+from cotenant.policies.shedding.reserve import ExpectedDemand, Reserve
 
 ALL = 10**9
 SOME = settings(max_examples=150, deadline=None, database=None)
@@ -48,11 +47,11 @@ def job(number: int, work: int, deadline: int, *, tenant: str = "a", due: int | 
     return Job(rank, deadline, number, due if is_due else deadline, is_due, 1, TENANTS.index(tenant), work)
 
 
-def one_by_one(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> Selection:
-    return Jobs([tuple(each) for each in jobs], free_at, now_ns)
+def one_by_one(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> FewJobs | ManyJobs:
+    return FewJobs([tuple(each) for each in jobs], free_at, now_ns)
 
 
-def in_columns(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> Selection:
+def in_columns(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> FewJobs | ManyJobs:
     rows = np.array(jobs, np.int64).reshape(-1, 8)
     return ManyJobs(np.ascontiguousarray(rows.T), free_at, now_ns)
 
@@ -61,25 +60,25 @@ BOTH = (one_by_one, in_columns)
 
 
 def most_work_first(
-    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
 ) -> Sequence[Number]:
     return (-work_ns,)
 
 
 def beyond_first(
-    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
 ) -> Sequence[Number]:
-    return entitled, -fared * entitled, (entitled - 1) * rank, -work_ns / answers
+    return in_quota, -attainment * in_quota, (in_quota - 1) * rank, -work_ns / answers
 
 
-class Harsh(Stakes):
-    """Of two tenants, the first of whom has fared better; who loses fares much worse."""
+class Harsh(SelectionValues):
+    """Of two tenants, the first of which has fared better; a tenant that loses fares much worse."""
 
-    def __init__(self, worth: Worth, ranks: Sequence[int] = (1, 1)) -> None:
-        super().__init__(worth, [1.0, 0.9], [1.0, 1.0], ranks)
+    def __init__(self, value: Value, ranks: Sequence[int] = (1, 1)) -> None:
+        super().__init__(value, [1.0, 0.9], [1.0, 1.0], ranks)
 
     def lost(self, owner: int) -> None:
-        self.fared[owner] *= 0.8
+        self.attainments[owner] *= 0.8
 
 
 def agreed(found: Sequence[object]) -> object:
@@ -89,11 +88,11 @@ def agreed(found: Sequence[object]) -> object:
     return first
 
 
-def select(jobs: Sequence[Job], free_at: Sequence[int], worth: Worth) -> list[Victim]:
-    """Who goes; those who fared well go before others, and those who lose fare worse."""
+def select(jobs: Sequence[Job], free_at: Sequence[int], value: Value) -> list[Victim]:
+    """Who goes; tenants that fared well lose first, and then fare worse."""
 
     def by(make: object) -> list[Victim]:
-        found = make(jobs, free_at).select(Harsh(worth), ALL)  # type: ignore[operator]
+        found = make(jobs, free_at).select(Harsh(value), ALL)  # type: ignore[operator]
         return [Victim(Job(*gone), Job(*for_job)) for gone, for_job in found]
 
     if len(jobs) > FEW:  # one by one all lanes count
@@ -106,7 +105,7 @@ def selected(jobs: Sequence[Job], free_at: Sequence[int]) -> list[Victim]:
 
 
 def standing_back(jobs: Sequence[Job], free_at: Sequence[int], reserve: Reserve | None = None) -> list[int]:
-    found = [make(jobs, free_at).stand_back(Harsh(most_work_first), reserve) for make in BOTH]
+    found = [make(jobs, free_at).defer(Harsh(most_work_first), reserve) for make in BOTH]
     return agreed(found)  # type: ignore[return-value]
 
 
@@ -237,7 +236,7 @@ def test_what_is_beyond_begins_only_beside_what_is_still_to_come() -> None:
     jobs = [job(0, 10, 20), job(1, 10, 30, due=30), job(2, 10, 40)]
     for ahead, expected in ((0, []), (9, []), (11, [0]), (25, [0, 2])):
         long_ns = 10**9  # so that what comes is the same before each deadline, as good as
-        every = Reserve.of([Expected(-long_ns, 1, ahead / long_ns, ahead / long_ns)], 0)
+        every = Reserve.of([ExpectedDemand(-long_ns, 1, ahead / long_ns, ahead / long_ns)], 0)
         assert standing_back(jobs, [0], every) == expected, ahead
 
 
@@ -263,23 +262,25 @@ def test_one_by_one_and_in_columns_all_is_the_same(
         )
         for each in jobs
     )
-    reserve = Reserve.of([Expected(100, 10, 0.2, 0.5), Expected(40, 20, 0.1, 0.2)], now)
+    reserve = Reserve.of([ExpectedDemand(100, 10, 0.2, 0.5), ExpectedDemand(40, 20, 0.1, 0.2)], now)
     free_at = [now + free, *[now] * (lanes - 1)]
     first, second = (make(jobs, free_at, now) for make in BOTH)
     for is_due in (True, False):
-        assert first.is_timely(due=is_due) == second.is_timely(due=is_due)
-    assert first.is_within() == second.is_within()
+        assert first.are_timely(virtual=is_due) == second.are_timely(virtual=is_due)
+    assert first.are_in_quota() == second.are_in_quota()
     assert first.hopeless() == second.hopeless()
     found = []
     for each in (first, second):
-        stakes = Harsh(beyond_first, ranks)
-        held, gone = each.stand_back(stakes, reserve), each.select(stakes, ALL)
-        found.append((held, gone, sorted(each.behind_the_due(-paused))))
+        values = Harsh(beyond_first, ranks)
+        held, gone = each.defer(values, reserve), each.select(values, ALL)
+        found.append((held, gone, sorted(each.behind_quotas(-paused))))
     assert found[0] == found[1]
 
 
 def test_the_reserve_is_what_comes_before_a_deadline_and_goes_first() -> None:
-    reserve = Reserve.of([Expected(100, 10, 0.5, 0.8), Expected(40, 20, 0.3, 0.3), Expected(200, 5, 0.1, 0.4)], 0)
+    reserve = Reserve.of(
+        [ExpectedDemand(100, 10, 0.5, 0.8), ExpectedDemand(40, 20, 0.3, 0.3), ExpectedDemand(200, 5, 0.1, 0.4)], 0
+    )
     jobs = [job(0, 10, 90), job(1, 15, 150), job(2, 30, 300)]
     expected = [
         0.3 * (90 - 40),  # nobody whose query takes as long goes first beyond a share, and one has an SLO so short

@@ -53,7 +53,7 @@ class GroupPredictor(Predictor, Protocol):
         """Latencies of the whole model for one query of `items` rows, two of them merged, and so on to `most`.
 
         They never fall, and end before the first batch that would take longer than the one before it and one more query
-        in turn; the latency of one query is always there.
+        in turn; the latency of one query is always there. It forms no batch: it does not look at queries or deadlines.
         """
 
 

@@ -31,6 +31,36 @@ _HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
 
 
+def quickest_ns(latency_ns: Callable[[Work, int], int], work: Work, sizes: Sequence[int]) -> int:
+    """Predicted latency of work in a share of that of these sizes which is quickest for it."""
+    if len(sizes) == 1:
+        return latency_ns(work, sizes[0])
+    return min([latency_ns(work, size) for size in sizes])
+
+
+def extent(
+    latency_ns: Callable[[Work, int], int], tenant: Tenant, work: Work, size: int, needed_ns: int, allowed_ns: int
+) -> tuple[Work, int]:
+    """How much of the work to run, and its latency: all of it if that is allowed, else up to the last cut that it
+    reaches in the time allowed, and to the first one at least."""
+    if needed_ns <= allowed_ns:
+        return work, needed_ns
+    cuts = tenant.cuts
+    low, high = bisect_right(cuts, work.start), len(cuts) - 1
+    made = work.until(cuts[low])
+    latency = latency_ns(made, size)
+    low += 1
+    while allowed_ns and low < high:
+        middle = (low + high) // 2
+        longer = work.until(cuts[middle])
+        reach = latency_ns(longer, size)
+        if reach <= allowed_ns:
+            made, latency, low = longer, reach, middle + 1
+        else:
+            high = middle
+    return made, latency
+
+
 class Desk:
     """Local state of one call of `decide`. Never outlives the call.
 
@@ -121,7 +151,7 @@ class Desk:
                 return queue, at
         return None
 
-    def hold_back(self, numbers: frozenset[int]) -> None:
+    def defer(self, numbers: frozenset[int]) -> None:
         """The queries of these numbers are candidates only when there are no others."""
         self._back = self._held = numbers
         self._pass_over_only(set(numbers))
@@ -180,7 +210,7 @@ class Desk:
         self.taken.update([query.id for query in queries])
         self.drops += [Drop(query.id, reason) for query in queries]
 
-    def give_up(self, drops: Mapping[int, Drop]) -> None:
+    def shed(self, drops: Mapping[int, Drop]) -> None:
         """Give up queries, by number, wherever they are."""
         self.taken.update(drops)
         self.drops += drops.values()
@@ -188,7 +218,7 @@ class Desk:
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
         """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""
-        needed = self.quickest_ns(work, sizes)
+        needed = quickest_ns(self.latency_ns, work, sizes)
         if needed > left_ns:
             self.drop(queries, hopeless(needed, left_ns))
             self._hopeless += len(queries)
@@ -196,33 +226,7 @@ class Desk:
                 self.again_ns = self.now_ns + 1
         return needed > left_ns
 
-    def quickest_ns(self, work: Work, sizes: Sequence[int]) -> int:
-        """Predicted latency of work in a share of that of these sizes which is quickest for it."""
-        if len(sizes) == 1:
-            return self.latency_ns(work, sizes[0])
-        return min([self.latency_ns(work, size) for size in sizes])
-
     # --- what to launch -------------------------------------------------------------------------------------------
-
-    def extent(self, tenant: Tenant, work: Work, size: int, needed_ns: int, allowed_ns: int) -> tuple[Work, int]:
-        """How much of the work to run, and its latency: all of it if that is allowed, else up to the last cut that it
-        reaches in the time allowed, and to the first one at least."""
-        if needed_ns <= allowed_ns:
-            return work, needed_ns
-        cuts, latency_ns = tenant.cuts, self.latency_ns
-        low, high = bisect_right(cuts, work.start), len(cuts) - 1
-        made = work.until(cuts[low])
-        latency = latency_ns(made, size)
-        low += 1
-        while allowed_ns and low < high:
-            middle = (low + high) // 2
-            longer = work.until(cuts[middle])
-            reach = latency_ns(longer, size)
-            if reach <= allowed_ns:
-                made, latency, low = longer, reach, middle + 1
-            else:
-                high = middle
-        return made, latency
 
     def form_batch(
         self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False, lanes: int = 0

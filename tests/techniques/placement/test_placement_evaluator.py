@@ -16,7 +16,7 @@ from cotenant.techniques.placement.plan import annealing
 from cotenant.techniques.placement.plan.contract import contract
 from cotenant.techniques.placement.plan.flat import LOOPS, PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
-from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatPlan
 from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
@@ -168,18 +168,17 @@ def test_compiled_loops_do_what_plain_ones_do(mode: TransferMode) -> None:
         ints = problem.loops.ints
         line = problem.evaluate(plan)
         assert line is not None
-        order, place = ints(plan.order), ints(plan.place)
-        best_order, best_place = order.copy(), place.copy()
         position = [0] * 120
         for at, i in enumerate(plan.order):
             position[i] = at
+        walked, best = (FlatPlan(ints(plan.order), ints(plan.place), ints(position)) for _ in range(2))
         costs = ints([line.makespan_ns, line.makespan_ns])
         blocks = [40, *(42 + 3 * k for k in range(41)), *range(120)]
         evaluated = problem.loops[annealing].anneal(
-            *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, ints(position)),
+            *(problem.flat, problem.scratch, problem.view, walked, best),
             *(ints(blocks), ints([UNIT, 0, 0, 0, -1]), ints([11]), ints([20_000, 0]), 2000, costs),
         )
-        final = TaskPlan(tuple(map(int, best_place)), tuple(map(int, best_order)))
+        final = TaskPlan(tuple(map(int, best.place)), tuple(map(int, best.order)))
         checked = problem.evaluate(final)
         assert checked is not None
         assert checked.makespan_ns == int(costs[1]) < line.makespan_ns

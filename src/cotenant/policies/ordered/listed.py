@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
+from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch
-from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
+from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch, extent
 from cotenant.policies.ordered.wide import unions, widened
+from cotenant.policies.shedding.deferral import deferred_by_weight
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
@@ -44,7 +44,7 @@ class ListPolicy(BasePolicy):
     boundary (see `wide.widened`), and who could be in time only so is admitted, and served when the lanes are free and
     nobody else is. Costs memory: models are loaded once more for each such share.
 
-    Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`. A query is hopeless when no
+    Under the drop rule `hopeless`, weights count in overload: see `shedding.deferral`. A query is hopeless when no
     lane is quick enough; one that is too slow for it leaves it to others.
 
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
@@ -82,16 +82,60 @@ class ListPolicy(BasePolicy):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""
+        only = self._only_start(snapshot, snapshot.free_mask)
+        if only is not None:
+            return Decision((only,), (), memory)
         desk = self._desk(snapshot)
         self._fill_lanes(desk, snapshot.free_mask)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
+    def _only_start(self, snapshot: Snapshot, free: int) -> Start | None:
+        """The start of the only candidate, a waiting query or a paused batch, in the first lane of the mask `free`.
+
+        No choice is left where it is in time there: this is a short way to the start that `_fill_lanes` makes. None
+        where there are more candidates, that lane is too slow, or lanes may be widened.
+        """
+        only: QueueView | None = None
+        for queue in snapshot.queues.values():
+            if queue.queries:
+                if only is not None or snapshot.paused or len(queue.queries) > 1:
+                    return None
+                only = queue
+        if self.wide or (only is None and len(snapshot.paused) != 1):
+            return None
+        for lane in self.lanes:  # a generator would cost half a microsecond
+            if lane.mask & free == lane.mask:
+                break
+        else:
+            return None
+        batch, queries = None, tuple[Query, ...]()
+        if only is not None:
+            head, key, tenant = only.queries[0], only.keys[0], only.tenant
+            work, queries, deadline_ns = tenant.work(head.shape, head.items), (head,), head.deadline_ns
+        else:
+            [paused] = snapshot.paused
+            batch, key, tenant = paused.id, self.batch_key(paused, snapshot.predictor), paused.tenant
+            work = tenant.work(paused.shape, paused.items, paused.next_unit)
+            deadline_ns = max([query.deadline_ns for query in paused.queries])
+        needed_ns = snapshot.predictor.latency_ns(work, lane.size)
+        is_late = self.drop is DropRule.HOPELESS and snapshot.now_ns + needed_ns > deadline_ns
+        if is_late or not self._is_forced(snapshot, work, deadline_ns):
+            return None
+        if only is None or (self.preempt and len(tenant.cuts) > 2):
+            work, needed_ns = self._extent(snapshot, tenant, key, work, lane, needed_ns)
+        return Start(work, queries, lane, needed_ns, batch)
+
+    def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
+        """Whether the only candidate, this work, begins in the first free lane, which ends it by its deadline."""
+        return True
+
     def _desk(self, snapshot: Snapshot) -> Desk:
-        """The books of a decision, in which those stand back who have to."""
+        """The books of a decision, with queries deferred by weight."""
         desk = Desk(snapshot, self.drop, self.batch_key)
-        if snapshot.weights_differ and desk.drops_hopeless and differ_in_weight(snapshot):
-            jobs = waiting_jobs(snapshot, desk.paused, self.lanes[0].size)
-            desk.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
+        if snapshot.weights_differ and desk.drops_hopeless:
+            deferred = deferred_by_weight(snapshot, desk.paused, len(self.lanes), self.lanes[0].size)
+            if deferred:
+                desk.defer(deferred)
         return desk
 
     def _fill_lanes(self, desk: Desk, free: int) -> None:
@@ -151,7 +195,7 @@ class ListPolicy(BasePolicy):
                 desk.drop_hopeless(queries, work, self._all_sizes, deadline - now)
                 desk.pass_over(best)
             elif not isinstance(best, tuple):
-                work, needed = self._extent(desk, tenant, desk.paused[-1][0], work, lane, needed)
+                work, needed = self._extent(desk.snapshot, tenant, desk.paused[-1][0], work, lane, needed)
                 return Start(work, (), lane, needed, best.id)
             elif self.cautious and now + desk.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline:
                 desk.pass_over(best, put_off=True)
@@ -177,11 +221,11 @@ class ListPolicy(BasePolicy):
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))
         if self.preempt and len(tenant.cuts) > 2:
-            work, latency = self._extent(desk, tenant, queue.keys[at], work, lane, latency)
+            work, latency = self._extent(desk.snapshot, tenant, queue.keys[at], work, lane, latency)
         return Start(work, queries, lane, latency)
 
     def _extent(
-        self, desk: Desk, tenant: Tenant, key: Key, work: Work, lane: Share, remaining_ns: int
+        self, snapshot: Snapshot, tenant: Tenant, key: Key, work: Work, lane: Share, remaining_ns: int
     ) -> tuple[Work, int]:
         """How much of the work to run before the next choice, and the predicted latency of that.
 
@@ -189,10 +233,11 @@ class ListPolicy(BasePolicy):
         more than its share of slack by waiting for the boundary.
         """
         allowed, cores, name = NEVER_NS if self.stretch else 0, lane.size, tenant.name
-        now, latency_ns, predictor = desk.now_ns, desk.latency_ns, desk.snapshot.predictor
-        for queue in desk.snapshot.queues.values() if allowed else ():
+        now, predictor = snapshot.now_ns, snapshot.predictor
+        latency_ns = predictor.latency_ns
+        for queue in snapshot.queues.values() if allowed else ():
             other = queue.tenant
             if other.name != name and self.arrival_key(other, now, predictor) < key:
                 slack = other.slo_ns - latency_ns(other.work(0, 1), cores)
                 allowed = min(allowed, max(0, int(slack * self.stretch)))
-        return desk.extent(tenant, work, lane.size, remaining_ns, allowed)
+        return extent(latency_ns, tenant, work, cores, remaining_ns, allowed)

@@ -1,7 +1,7 @@
-"""Policies that choose whom to serve when not all can be in time: each names what it makes the most of.
+"""Policies that shed load: each has an objective, by which it chooses the queries that are dropped under overload.
 
-Queries are served by the earliest deadline. At every arrival, and whenever a lane is free, all that is inside is laid
-on the lanes; where some of it would be late, what is worth least goes at once, so that its client hears of it.
+Queries are served by the earliest deadline. At every arrival, and whenever a lane is free, all live queries are laid on
+the lanes. Where some would be late, the queries of the least value are dropped at once, so that clients can retry.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, AccountView, Decision, DropRule, Snapshot
 from cotenant.policies.desk import Desk
-from cotenant.policies.ordered.giving_up import give_up
-from cotenant.policies.ordered.jobs import Number
 from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.policies.shedding.jobs import Number
+from cotenant.policies.shedding.shed import all_fit, remembered, shed
 from cotenant.types import Tenant
-from cotenant.work import Share
+from cotenant.work import Share, Work
 
 _NONE: Mapping[int, int] = {}
 _SOON_NS = 5_000_000
@@ -44,8 +44,8 @@ def _ends_soon(snapshot: Snapshot) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Most(ListPolicy):
-    """As many answers in time as there can be: gives up the query that needs the most work. See `giving_up.Selecting`
-    for what the others have instead."""
+    """Maximises the number of answers in time: drops the query of the most work. Subclasses change members of
+    `shed.SheddingPolicy`."""
 
     preempt: bool = True
 
@@ -57,48 +57,56 @@ class Most(ListPolicy):
         self.specify(asked=AT_ARRIVALS if self.drop is DropRule.HOPELESS else WHEN_FREE)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Give up what cannot be in time together, then fill the free lanes with the earliest deadlines."""
+        """Drop queries that cannot be in time together, then fill the free lanes with the earliest deadlines."""
         free = _free_lanes(self.lanes, snapshot.free_mask)
         if not free and _ends_soon(snapshot):
             return Decision(memory=memory)
+        only = self._only_start(snapshot, free)
+        if only is not None:
+            memory = memory if self.drop is not DropRule.HOPELESS else remembered(self, snapshot, memory)
+            return Decision((only,), (), memory)
         desk = Desk(snapshot, self.drop, self.batch_key)
         if desk.drops_hopeless:
-            memory = give_up(self, desk, memory, is_idle=free != 0)
+            memory = shed(self, desk, memory, is_idle=free != 0)
         if free:
             self._fill_lanes(desk, free)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
-    def fared(self, account: AccountView) -> float:
+    def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
+        """Whether nothing is dropped, either."""
+        return self.drop is not DropRule.HOPELESS or all_fit(self, snapshot, work, deadline_ns)
+
+    def attainment(self, account: AccountView) -> float:
         """Attainment of all queries."""
         return account.attainment
 
-    def dues(self, account: AccountView | None) -> Mapping[int, int]:
-        """None: everybody's queries are due at their deadlines."""
+    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
+        """None: the policy knows no quotas."""
         return _NONE
 
-    def worth(
-        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    def value(
+        self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """More for less work for an answer."""
+        """More for less work an answer."""
         return (-work_ns / answers,)
 
 
 class Weighted(Most):
-    """The largest weight of answers in time: gives up the query with the least weight for its work."""
+    """The largest weight of answers in time: drops the query of the least weight for its work."""
 
     __slots__ = ()
 
     name: ClassVar[str] = "weighted"
 
-    def worth(
-        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    def value(
+        self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
         """Weight for work."""
         return (weight * answers / work_ns,)
 
 
 class Quotas(Most):
-    """A policy of quotas: priorities of tenants count among queries out of quota alone, as part of their worth.
+    """A policy of quotas: priorities of tenants count among queries out of quota alone, as part of their value.
 
     Where it may drop queries, all are served by deadline. Under other drop rules quotas have no effect, and the
     priority goes first.
@@ -112,44 +120,45 @@ class Quotas(Most):
 
 
 class Shares(Quotas):
-    """To each its share, and then as many answers as there can be: queries out of quota go first, of these the tenants
-    of the lowest priority, then the most work; where none is, a query of the tenant that has fared best."""
+    """Guarantees each tenant its quota of device time, then maximises the number of answers in time: drops queries out
+    of quota first, of these by the lowest priority of tenants, then by the most work. Where there are none, it drops a
+    query of the tenant of the largest attainment."""
 
     __slots__ = ()
 
     name: ClassVar[str] = "shares"
     reserves: ClassVar[bool] = True
 
-    def fared(self, account: AccountView) -> float:
-        """Attainment of what is in quota, which the loss of queries out of quota does not lower."""
+    def attainment(self, account: AccountView) -> float:
+        """Attainment of queries in quota, which the loss of others does not lower."""
         return account.kept
 
-    def dues(self, account: AccountView | None) -> Mapping[int, int]:
-        """Those within the tenant's share."""
+    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
+        """Those of the tenant's quota."""
         return _NONE if account is None else account.due_ns
 
-    def worth(
-        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    def value(
+        self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """Those in quota come last, among them by how badly the tenant has fared; else by priority, then as `most`."""
-        return entitled, -fared * entitled, (entitled - 1) * rank, -work_ns / answers
+        """Queries in quota are dropped last, by largest attainment first; others by priority, then as `most`."""
+        return in_quota, -attainment * in_quota, (in_quota - 1) * rank, -work_ns / answers
 
 
 class Fair(Quotas):
-    """The largest smallest attainment: device time is dealt in proportion to what each tenant asks for, and beyond that
-    a query of the tenant of the lowest priority goes, of these of the one that has fared best of late; of one tenant,
-    the one of the most work."""
+    """Maximises the smallest attainment: quotas are in proportion to the demand of tenants. Out of quota it drops a
+    query of the tenant of the lowest priority, of these of the largest attainment; of one tenant, the query of the
+    most work."""
 
     __slots__ = ()
 
     name: ClassVar[str] = "fair"
 
-    def dues(self, account: AccountView | None) -> Mapping[int, int]:
-        """Those within the tenant's part of all that is asked for."""
+    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
+        """Those of the tenant's part of all demand."""
         return _NONE if account is None else account.even_due_ns
 
-    def worth(
-        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+    def value(
+        self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """Those in quota come last, others by priority; else by how badly the tenant has fared."""
-        return entitled, (entitled - 1) * rank, -fared, -work_ns / answers
+        """Queries in quota are dropped last, others by priority; then those of the largest attainment first."""
+        return in_quota, (in_quota - 1) * rank, -attainment, -work_ns / answers

@@ -8,7 +8,7 @@ from functools import reduce
 from msgspec import structs
 
 from cotenant.core.snapshot import Start
-from cotenant.policies.desk import NEVER_NS, Desk
+from cotenant.policies.desk import NEVER_NS, Desk, extent
 from cotenant.types import Tenant
 from cotenant.work import CPU, Share
 
@@ -55,6 +55,6 @@ def widened(desk: Desk, start: Start, tenant: Tenant, wide: Sequence[Share], fre
             slack = other.slo_ns - latency_ns(other.work(0, 1), start.share.size)
             allowed = min(allowed, max(0, int(slack * stretch)))
         if needed <= allowed or len(cuts) > 2:
-            work, needed = desk.extent(tenant, whole, share.size, needed, allowed)
+            work, needed = extent(latency_ns, tenant, whole, share.size, needed, allowed)
             return structs.replace(start, work=work, share=share, predicted_ns=needed)
     return start

@@ -216,7 +216,8 @@ def _mixed(
 ) -> tuple[GroupJob, ...]:
     """As `_queued`, for queries of several sizes, keys or ranks, or some that nothing can help any more.
 
-    Behind a head that is overdue those that are, too, join like others; they have no deadline left to miss.
+    Behind a head that is overdue those that are, too, join like others; they have no deadline left to miss. Not
+    `Desk.form_batch`: the same pass finds the queries that no batch of the head takes, and when the next one begins.
     """
     _, headroom, number, _, queue, at, _, latency = candidate
     tenant, waiting = queue.tenant, queue.queries

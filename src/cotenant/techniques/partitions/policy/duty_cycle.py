@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import NEVER_NS, Key, Place, Stretch
+from cotenant.policies.desk import NEVER_NS, Key, Place, Stretch, quickest_ns
 from cotenant.techniques.partitions.policy.group_turn import (
     Seat,
     form_group,
@@ -351,7 +351,7 @@ class _RoundDecision(TurnDesk):
                 group = tuple([Member(work, seat.share.size) for work, seat in zip(works, seats, strict=True)])
                 busy += cast(GroupPredictor, self.snapshot.predictor).longest_ns([group])[0]
             elif seats:
-                busy += self.quickest_ns(works[0], seats[0].alone)
+                busy += quickest_ns(self.latency_ns, works[0], seats[0].alone)
         return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.stretch)
 
     def drop_strangers(self) -> None:

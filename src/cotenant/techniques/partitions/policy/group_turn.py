@@ -14,7 +14,7 @@ from typing import cast
 from cotenant.core.actions import GroupBasis
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import QueueView, Start
-from cotenant.policies.desk import NEVER_NS, Desk
+from cotenant.policies.desk import NEVER_NS, Desk, quickest_ns
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share, Slot, Work
 
@@ -107,7 +107,8 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
     As many rows as the slots take, if all of them are in time then. Else the most urgent head comes first, then what
     else leaves everybody in time: the heads of the others, and then a query of each in turn. What is hopeless even
     alone is dropped, and so is a head that would be late in the group as planned while more wait behind it than its
-    slot takes: smaller groups for its sake would let ever more be late.
+    slot takes: smaller groups for its sake would let ever more be late. Not `Desk.form_batch`: batches of all members
+    grow by turns, and share one latency.
     """
     batches = [batch for seat in seats if (batch := _largest(desk, seat)) is not None]
     latency = _latency_ns(desk, batches)
@@ -140,7 +141,7 @@ def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
     queue, tenant = seat.queue, seat.queue.tenant
     for place, head in desk.waiting(queue):
         work, left = tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-        if desk.drops_hopeless and desk.quickest_ns(work, seat.alone) > left:
+        if desk.drops_hopeless and quickest_ns(desk.latency_ns, work, seat.alone) > left:
             desk.drop_hopeless((head,), work, seat.sizes, left)
             continue
         made = SeatBatch(seat, [head], head.items, place)

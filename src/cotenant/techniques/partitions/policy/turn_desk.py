@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cotenant.core.snapshot import BatchView, DropRule, QueueView, Snapshot, Start
-from cotenant.policies.desk import NEVER_NS, Desk
+from cotenant.policies.desk import NEVER_NS, Desk, extent
 from cotenant.types import Tenant
 from cotenant.work import Share, Work
 
@@ -32,7 +32,8 @@ class TurnDesk(Desk):
         """Launch the query at a position, and those that may share a launch with it and do not make it late.
 
         What joins the head leaves the batch within the `spare` time; the launch ends at a cut where it is longer than
-        what is `allowed`.
+        what is `allowed`. Not `form_batch`: the slot is reserved, so rows join whether or not they save time, and a
+        batch gives them back where its head would be late.
         """
         tenant, head, now = queue.tenant, queue.queries[at], self.now_ns
         chosen, rows, limit = [head], head.items, NEVER_NS
@@ -52,7 +53,7 @@ class TurnDesk(Desk):
             rows -= chosen.pop().items
             needed = self.needed(tenant.work(head.shape, rows), share)
         self.taken.update([query.id for query in chosen])
-        work, needed = self.extent(tenant, tenant.work(head.shape, rows), share.size, needed, allowed)
+        work, needed = extent(self.latency_ns, tenant, tenant.work(head.shape, rows), share.size, needed, allowed)
         return Start(work, tuple(chosen), share, needed)
 
     def paused_of(self, tenant: str) -> BatchView | None:
@@ -71,5 +72,5 @@ class TurnDesk(Desk):
         left = max([query.deadline_ns for query in batch.queries]) - self.now_ns
         if self.drops_hopeless and needed > left and self.drop_hopeless(batch.queries, work, sizes, left):
             return None
-        work, needed = self.extent(tenant, work, share.size, needed, allowed)
+        work, needed = extent(self.latency_ns, tenant, work, share.size, needed, allowed)
         return Start(work, (), share, needed, batch.id)

@@ -10,7 +10,15 @@ or without `__pycache__`.
 from __future__ import annotations
 
 from cotenant.inner_loop import Ints
-from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatGraph, PlanScratch, cost_of, evaluate
+from cotenant.techniques.placement.plan.plan_loop import (
+    IMPOSSIBLE,
+    UNIT,
+    FlatGraph,
+    FlatPlan,
+    PlanScratch,
+    cost_of,
+    evaluate,
+)
 from cotenant.techniques.placement.plan.window import View, look, survey
 
 WINDOW = 96
@@ -80,11 +88,11 @@ def unflip(g: FlatGraph, place: Ints, changed: Ints, count: int, used: Ints) -> 
         used[g.space[place[i]]] += g.memory[i * devices + place[i]]
 
 
-def keep_best(g: FlatGraph, order: Ints, place: Ints, best_order: Ints, best_place: Ints) -> None:
-    """Copy the plan at hand to the best one."""
+def keep_best(g: FlatGraph, plan: FlatPlan, best: FlatPlan) -> None:
+    """Copy the order and the devices of the plan at hand to the best one."""
     for i in range(g.sizes[0]):
-        best_order[i] = order[i]
-        best_place[i] = place[i]
+        best.order[i] = plan.order[i]
+        best.place[i] = plan.place[i]
 
 
 def flip_block(
@@ -122,11 +130,8 @@ def anneal(
     g: FlatGraph,
     w: PlanScratch,
     v: View,
-    order: Ints,
-    place: Ints,
-    best_order: Ints,
-    best_place: Ints,
-    position: Ints,
+    plan: FlatPlan,
+    best: FlatPlan,
     blocks: Ints,
     weights: Ints,
     seed: Ints,
@@ -134,12 +139,13 @@ def anneal(
     steps: int,
     costs: Ints,
 ) -> int:
-    """Walk over (order, place), which can run, by random moves; worse ones are taken within a random part of the heat.
+    """Walk over plans from `plan` on, which can run, by random moves; worse ones are taken within some of the heat.
 
     Moves: another device for one task, for some that follow each other in the order, or for a block; another place in
     the order; both. `heat`: the cost allowed at the first step and at the last, falling evenly between. `costs`: that
     of the plan at hand and of the best one, which are kept up to date. Gives the number of plans evaluated.
     """
+    order, place, position = plan
     n, devices = g.sizes[0], g.sizes[1]
     changed = [0] * (2 * n)
     used = [0] * g.sizes[2]
@@ -159,7 +165,7 @@ def anneal(
                 costs[0] = cost
                 if cost < costs[1]:
                     costs[1] = cost
-                    keep_best(g, order, place, best_order, best_place)
+                    keep_best(g, plan, best)
         low = random_below(seed, n - width + 1)
         high = low + width
         survey(g, w, v, order, place, position, low, high)
@@ -197,7 +203,7 @@ def anneal(
                     cost = cost_of(g, w, evaluate(g, w, order, place), weights)
                     if cost < costs[1]:
                         costs[1] = cost
-                        keep_best(g, order, place, best_order, best_place)
+                        keep_best(g, plan, best)
             else:
                 if moved:
                     shift(order, position, i, was)

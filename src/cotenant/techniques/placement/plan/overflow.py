@@ -27,7 +27,7 @@ from cotenant.techniques.placement.plan.contract import levels_of
 from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.heft import Heft, upward_ranks
-from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, PENALTY, UNIT
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, PENALTY, UNIT, FlatPlan
 from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     PlacementStrategy,
@@ -241,15 +241,15 @@ class _OverflowRun:
         table = [len(blocks), *(len(starts_at) + 1 + at for at in starts_at), *flat_blocks]
         fixed = [ints(table), weights]
         seed = ints([1 + Random(f"{self.settings.seed} {level}").randrange(2**31 - 2)])
-        best_order, best_place = ints(best.order), ints(best.place)
+        flat_best = FlatPlan(ints(best.order), ints(best.place), ints([0] * size))
         costs = ints([least, least])
         chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if loops.is_compiled else 100))
         for turn, share in enumerate(_HEATS):
-            order, place = best_order.copy(), best_place.copy()
+            order, place = flat_best.order.copy(), flat_best.place.copy()
             position = [0] * size
             for at, i in enumerate(order):
                 position[i] = at
-            where = ints(position)
+            walked = FlatPlan(order, place, ints(position))
             costs[0] = costs[1]
             steps = self.settings.steps // len(_HEATS)
             heat = share * (int(costs[1]) % PENALTY) * len(problem.lane_names) / size
@@ -263,7 +263,7 @@ class _OverflowRun:
                 heats = ints([int(heat * (1 - gone)), int(heat * max(0.0, 1 - gone - rate * todo))])
                 self.evaluated += int(
                     loops[annealing].anneal(
-                        *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, where),
+                        *(problem.flat, problem.scratch, problem.view, walked, flat_best),
                         *(*fixed, seed, heats, todo, costs),
                     )
                 )
@@ -272,7 +272,7 @@ class _OverflowRun:
                 if until is not None:
                     now = time.monotonic()
                     gone = max(gone, (now - began) / (until - began) if until > now else 1.0)
-        return TaskPlan(tuple(map(int, best_place)), tuple(map(int, best_order)))
+        return TaskPlan(tuple(map(int, flat_best.place)), tuple(map(int, flat_best.order)))
 
     def _until(self, level: int, levels: int, turn: int) -> float | None:
         """When a restart of a level must end: levels of branches share 30 % of the time, both of all tasks the rest."""

@@ -67,6 +67,14 @@ class PlanScratch(NamedTuple):
     stamp: Ints
 
 
+class FlatPlan(NamedTuple):
+    """A plan as numbers: tasks in their order, the device of each task, and the position of each task in the order."""
+
+    order: Ints
+    place: Ints
+    position: Ints
+
+
 def clear(g: FlatGraph, w: PlanScratch) -> None:
     """Make all resources free, and forget the copies of the evaluation before."""
     for x in range(g.sizes[4]):

@@ -1,4 +1,4 @@
-"""The same as `selection` does, for so many jobs that going through them one by one takes longer: in columns."""
+"""Jobs of one shedding decision in columns of numpy, for so many that going through them one by one takes longer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from numpy.typing import NDArray
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import QueueView
-from cotenant.policies.ordered.jobs import (
+from cotenant.policies.shedding.jobs import (
     ANSWERS,
-    BEHIND,
     DEADLINE,
-    DUE,
-    ENTITLED,
+    DEFERRED,
+    FEW,
+    IN_QUOTA,
     NUMBER,
     OWNER,
     RANK,
+    VIRTUAL_DEADLINE,
     WORK,
     Candidates,
+    FewJobs,
     Job,
-    Stakes,
-    Waiting,
+    SelectionValues,
+    ShortQueue,
 )
-from cotenant.policies.ordered.reserve import MOST_WORK_NS, RANKED, Reserve
-from cotenant.policies.ordered.selection import FEW, Jobs
+from cotenant.policies.shedding.reserve import MOST_WORK_NS, RANKED, Reserve
 from cotenant.work import Work
 
 Column = NDArray[np.int64]
@@ -36,9 +37,9 @@ Values = NDArray[np.float64]
 
 _FAR_NS = 1 << 50
 """Times beyond this, days ahead, are no later: their sums stay whole numbers of 64 bits."""
-_NO_DUE = -(1 << 62)
-"""Due time of a query that is not within an entitlement."""
-_KIND = DUE + 1
+_NOT_IN_QUOTA = -(1 << 62)
+"""Virtual deadline of a query that is out of quota."""
+_KIND = VIRTUAL_DEADLINE + 1
 """Row of `LongQueue` with the number of the query's shape and rows."""
 _MOST_EDITS = 32
 """Places in which two editions of a queue may differ; beyond that its columns are made anew."""
@@ -47,20 +48,20 @@ _SCANS = 8
 
 
 class ManyJobs:
-    """Jobs of one decision; see `jobs.Selection`. `rows` has a column for each job, in the policy's order."""
+    """Jobs of one decision, with the methods of `FewJobs`. `rows` has a column for each job, in the policy's order."""
 
     __slots__ = ("_free_at", "_now_ns", "rows")
 
     def __init__(self, rows: Column, free_at: Sequence[int], now_ns: int) -> None:
         self.rows, self._now_ns = rows, now_ns
         self._free_at = [each - now_ns for each in free_at]
-        for row in (DEADLINE, DUE):
+        for row in (DEADLINE, VIRTUAL_DEADLINE):
             rows[row] -= now_ns
             np.minimum(rows[row], _FAR_NS, out=rows[row])
 
     @classmethod
     def of(
-        cls, waiting: Collection[Waiting | LongQueue], batches: Sequence[Job], free_at: Sequence[int], now_ns: int
+        cls, waiting: Collection[ShortQueue | LongQueue], batches: Sequence[Job], free_at: Sequence[int], now_ns: int
     ) -> ManyJobs:
         """Of all that waits and has begun."""
         known = {each.rank for each in waiting} | {job[RANK] for job in batches}
@@ -89,12 +90,12 @@ class ManyJobs:
         latest: Column = (self.rows[row] - self.rows[WORK]) * len(self._free_at)
         return latest
 
-    def is_timely(self, *, due: bool) -> bool:
-        """See Selection."""
-        return bool((self._begin_ns(self.rows[WORK]) <= self._latest(DUE if due else DEADLINE)).all())
+    def are_timely(self, *, virtual: bool) -> bool:
+        """Whether all meet their deadlines, or the virtual ones, were the lanes one that is as fast as all of them."""
+        return bool((self._begin_ns(self.rows[WORK]) <= self._latest(VIRTUAL_DEADLINE if virtual else DEADLINE)).all())
 
     def hopeless(self) -> list[tuple[int, int, int]]:
-        """See Selection."""
+        """Remove those that would be late even as the first one: number, time until the end, time to the deadline."""
         rows = self.rows
         end = rows[WORK] + min(self._free_at)
         is_late = end > rows[DEADLINE]
@@ -103,41 +104,41 @@ class ManyJobs:
             self.rows = rows.take((~is_late).nonzero()[0], 1)
         return list(zip(*late, strict=True))
 
-    def is_within(self) -> bool:
-        """See Selection."""
-        return bool(self.rows[ENTITLED].all())
+    def are_in_quota(self) -> bool:
+        """Whether all are in quota."""
+        return bool(self.rows[IN_QUOTA].all())
 
-    def stand_back(self, stakes: Stakes, reserve: Reserve | None) -> list[int]:
-        """See Selection."""
-        back = self._behind_alone(stakes)
+    def defer(self, values: SelectionValues, reserve: Reserve | None) -> list[int]:
+        """Put jobs out of quota after all others where quotas or expected demand need their time; their numbers."""
+        back = self._before_quotas(values)
         if reserve is not None:
-            self._beside(stakes, reserve, back)
+            self._before_demand(values, reserve, back)
         held: list[int] = self.rows[NUMBER, back].tolist()
         if held:
-            self.rows[RANK, back] += BEHIND
+            self.rows[RANK, back] += DEFERRED
             self.rows = self.rows.take(back.argsort(kind="stable"), 1)
         return held
 
-    def _values(self, stakes: Stakes, attainments: Sequence[float]) -> Sequence[Values]:
-        """What jobs are worth, were these the attainments of tenants."""
+    def _values(self, values: SelectionValues, attainments: Sequence[float]) -> Sequence[Values]:
+        """Values of jobs, were these the attainments of tenants."""
         rows = self.rows
         owner = rows[OWNER]
-        fared, weight, rank = [np.array(each)[owner] for each in (attainments, stakes.weights, stakes.ranks)]
-        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rank, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
+        attainment, weight, rank = [np.array(each)[owner] for each in (attainments, values.weights, values.ranks)]
+        return values.value(rows[IN_QUOTA] * 1.0, attainment, weight, rank, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
 
-    def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
+    def _before_quotas(self, values: SelectionValues) -> NDArray[np.bool_]:
         rows = self.rows
         work_ns = rows[WORK]
-        behind = self._begin_ns(work_ns) - self._latest(DUE)
-        urgent = ((behind > 0) & (rows[ENTITLED] > 0)).nonzero()[0]
-        beyond = (rows[ENTITLED] == 0).nonzero()[0]
+        behind = self._begin_ns(work_ns) - self._latest(VIRTUAL_DEADLINE)
+        urgent = ((behind > 0) & (rows[IN_QUOTA] > 0)).nonzero()[0]
+        loose = (rows[IN_QUOTA] == 0).nonzero()[0]
         back = np.zeros(len(behind), np.bool_)
-        if not urgent.size or not beyond.size:
+        if not urgent.size or not loose.size:
             return back
-        by_value = np.lexsort([column[beyond] for column in reversed(self._values(stakes, stakes.fared))])
+        by_value = np.lexsort([column[loose] for column in reversed(self._values(values, values.attainments))])
         place = np.empty_like(by_value)
         place[by_value] = np.arange(len(by_value))
-        positions, places, least_first = beyond.tolist(), place.tolist(), beyond[by_value].tolist()
+        positions, places, least_first = loose.tolist(), place.tolist(), loose[by_value].tolist()
         spared, pushed, of_rank = 0, 0, None
         candidates: list[int] = []
         ranks = rows[RANK, urgent].tolist()
@@ -154,17 +155,17 @@ class ManyJobs:
                 spared += int(work_ns[other])
         return back
 
-    def _beside(self, stakes: Stakes, reserve: Reserve, back: NDArray[np.bool_]) -> None:
-        rows, out = self.rows, self.rows[ENTITLED] == 0
-        ranks = np.array(stakes.ranks, np.int64)[rows[OWNER]]
+    def _before_demand(self, values: SelectionValues, reserve: Reserve, back: NDArray[np.bool_]) -> None:
+        rows, out = self.rows, self.rows[IN_QUOTA] == 0
+        ranks = np.array(values.ranks, np.int64)[rows[OWNER]]
         for rank in np.unique(ranks[out & ~back]).tolist():
             late = self._begin_ns(np.where(back | (out & (ranks > rank)), 0, rows[WORK])) - self._latest(DEADLINE)
-            beyond = (out & ~back & (ranks == rank)).nonzero()[0]
-            works = rows[WORK, beyond]
+            loose = (out & ~back & (ranks == rank)).nonzero()[0]
+            works = rows[WORK, loose]
             costs = (rank << RANKED) | np.minimum(works, MOST_WORK_NS)
-            missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], costs)
+            missing = late[loose] + ahead_ns(reserve, rows[DEADLINE, loose], costs)
             is_doubtful = missing > 0
-            doubtful, spared = beyond[is_doubtful], 0
+            doubtful, spared = loose[is_doubtful], 0
             for at, each, work in zip(
                 doubtful.tolist(), missing[is_doubtful].tolist(), works[is_doubtful].tolist(), strict=True
             ):
@@ -172,8 +173,9 @@ class ManyJobs:
                     back[at] = True
                     spared += work
 
-    def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
-        """See Selection. As long as more than FEW are left, they are laid on the lanes as if these were one."""
+    def select(self, values: SelectionValues, most: int) -> list[tuple[Job, Job]]:
+        """Remove victims, `most` at most: each with the job that was late. As long as more than FEW are left, they are
+        laid on the lanes as if these were one."""
         victims = list[tuple[Job, Job]]()
         late = self._begin_ns(self.rows[WORK]) - self._latest(DEADLINE)
         found = (late > 0).nonzero()[0]
@@ -182,18 +184,18 @@ class ManyJobs:
         left = np.ones(late.size, np.bool_)
         room = late.size - FEW
         if room > 0:
-            for victim, at in self._least(stakes, found, late, left, min(most, room)):
+            for victim, at in self._least(values, found, late, left, min(most, room)):
                 victims.append((self._job(victim), self._job(at)))
             self.rows = self.rows.take(left.nonzero()[0], 1)
         if len(victims) >= room:
-            few = Jobs(list(zip(*self.rows.tolist(), strict=True)), self._free_at, 0)
-            further = few.select(stakes, most - len(victims))
+            few = FewJobs(list(zip(*self.rows.tolist(), strict=True)), self._free_at, 0)
+            further = few.select(values, most - len(victims))
             victims += [(self._timed(gone), self._timed(for_job)) for gone, for_job in further]
             self.rows = np.array(few.jobs, np.int64).reshape(-1, WORK + 1).T
         return victims
 
     def _least(
-        self, stakes: Stakes, found: NDArray[np.intp], late: Column, left: NDArray[np.bool_], most: int
+        self, values: SelectionValues, found: NDArray[np.intp], late: Column, left: NDArray[np.bool_], most: int
     ) -> Iterator[tuple[int, int]]:
         """Positions of victims, `most` at most, each with the position of the late job that it makes room for.
 
@@ -213,13 +215,13 @@ class ManyJobs:
                 of_rank, start, candidates = rank, int(rows[RANK].searchsorted(rank)), None
             while missing > spared and at not in gone:
                 if len(gone) < _SCANS:
-                    victim = self._scan(stakes, start + left[start : at + 1].nonzero()[0])
+                    victim = self._scan(values, start + left[start : at + 1].nonzero()[0])
                 else:
                     if not places:
-                        place = np.lexsort([*reversed(self._values(stakes, [1.0] * len(stakes.fared)))]).argsort()
+                        place = np.lexsort([*reversed(self._values(values, [1.0] * len(values.attainments)))]).argsort()
                         owners, places = rows[OWNER].tolist(), place.tolist()
                     if candidates is None:
-                        candidates, added = Candidates(stakes, self._job), start
+                        candidates, added = Candidates(values, self._job), start
                     if added <= at:
                         fresh = range(added, at + 1)
                         candidates.add([(owners[each], places[each], each) for each in fresh if each not in gone])
@@ -232,12 +234,12 @@ class ManyJobs:
                 if len(gone) == most:
                     return
 
-    def _scan(self, stakes: Stakes, among: NDArray[np.intp]) -> int:
+    def _scan(self, values: SelectionValues, among: NDArray[np.intp]) -> int:
         """The position that `Candidates.pop` would give among these. For a few victims a scan is quicker than heaps."""
-        for column in self._values(stakes, stakes.fared):
-            values = column[among]
-            among = among[values == values.min()]
-        stakes.lost(int(self.rows[OWNER, among[0]]))
+        for column in self._values(values, values.attainments):
+            found = column[among]
+            among = among[found == found.min()]
+        values.lost(int(self.rows[OWNER, among[0]]))
         return int(among[0])
 
     def _job(self, at: int) -> Job:
@@ -245,39 +247,39 @@ class ManyJobs:
 
     def _timed(self, job: Sequence[int]) -> Job:
         """A job with times as they were given."""
-        rank, deadline_ns, number, due_ns, *others = job
-        made: Job = (rank, deadline_ns + self._now_ns, number, due_ns + self._now_ns, *others)  # type: ignore[assignment]
+        rank, deadline_ns, number, virtual_ns, *others = job
+        made: Job = (rank, deadline_ns + self._now_ns, number, virtual_ns + self._now_ns, *others)  # type: ignore[assignment]
         return made
 
-    def behind_the_due(self, paused: int) -> list[int]:
-        """See Selection."""
+    def behind_quotas(self, paused: int) -> list[int]:
+        """Numbers of jobs out of quota that start after those in quota, as in `FewJobs`."""
         rows = self.rows
-        within = ((rows[ENTITLED] > 0) & (rows[NUMBER] >= -paused)).nonzero()[0]
-        ranks, dues, found, first = rows[RANK, within], rows[DUE, within], list[int](), 0
-        while first < within.size:  # ranks ascend: each has a span of its own
+        in_quota = ((rows[IN_QUOTA] > 0) & (rows[NUMBER] >= -paused)).nonzero()[0]
+        ranks, virtual_deadlines, found, first = rows[RANK, in_quota], rows[VIRTUAL_DEADLINE, in_quota], list[int](), 0
+        while first < in_quota.size:  # ranks ascend: each has a span of its own
             rank = ranks[first]
             until = int(ranks.searchsorted(rank, "right"))
             span = slice(rows[RANK].searchsorted(rank), rows[RANK].searchsorted(rank, "right"))
-            late = (rows[ENTITLED, span] == 0) & (rows[DEADLINE, span] >= dues[first:until].min())
+            late = (rows[IN_QUOTA, span] == 0) & (rows[DEADLINE, span] >= virtual_deadlines[first:until].min())
             found += rows[NUMBER, span][late].tolist()
             first = until
         return found
 
 
 def ahead_ns(reserve: Reserve, left_ns: Column, costs: Column) -> Values:
-    """What `Reserve.ahead_ns` says, of many jobs."""
+    """Results of `Reserve.ahead_ns` for many jobs."""
     if not reserve.columns:
-        sums = (reserve.within, reserve.within_ns, reserve.beyond, reserve.beyond_ns)
+        sums = (reserve.in_quota, reserve.in_quota_ns, reserve.out_of_quota, reserve.out_of_quota_ns)
         reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.costs, reserve.keys, *sums))
-    slos, of_costs, keys, within, within_ns, beyond, beyond_ns = reserve.columns
+    slos, of_costs, keys, in_quota, in_quota_ns, out_of_quota, out_of_quota_ns = reserve.columns
     count, rank = slos.searchsorted(left_ns), of_costs.searchsorted(costs)
     level = np.arange(len(slos).bit_length())[:, None]
     block = (count >> level) - 1
     is_whole = (block & 1) == 0
     until = keys.searchsorted((level * reserve.width + block) * reserve.width + rank)
     first = np.where(is_whole, level * len(slos) + (block << level), until)
-    lanes = within[count] + (beyond[until] - beyond[first]).sum(0)
-    lane_ns = within_ns[count] + (beyond_ns[until] - beyond_ns[first]).sum(0)
+    lanes = in_quota[count] + (out_of_quota[until] - out_of_quota[first]).sum(0)
+    lane_ns = in_quota_ns[count] + (out_of_quota_ns[until] - out_of_quota_ns[first]).sum(0)
     found: Values = left_ns * lanes - lane_ns
     return found
 
@@ -290,27 +292,27 @@ class LongQueue:
     compare at the speed of memory.
     """
 
-    __slots__ = ("_dues", "_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
+    __slots__ = ("_keys", "_kinds", "_raw", "_virtual_deadlines", "edition", "owner", "predictor", "rank", "rows")
 
     jobs: ClassVar[Sequence[Job]] = ()
 
-    def __init__(self, queue: QueueView, dues: Mapping[int, int], known: LongQueue | None = None) -> None:
-        """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
-        that are within entitlements. `known` is what is known of it at another edition: of use where it had the same
-        dictionary of dues, which grows and shrinks with the queue."""
-        self.edition, self._dues = queue.edition, dues
+    def __init__(self, queue: QueueView, virtual: Mapping[int, int], known: LongQueue | None = None) -> None:
+        """Of a queue whose keys begin with rank and deadline and end with the number; `virtual` has the virtual
+        deadlines of queries in quota, by number. `known` is the same queue at another edition: of use where it had
+        the same dictionary, which grows and shrinks with the queue."""
+        self.edition, self._virtual_deadlines = queue.edition, virtual
         self._keys = list(queue.keys)
         if queue.has_ranks:
             self._keys = [(query.rank, *key) for query, key in zip(queue.queries, queue.keys, strict=True)]
         self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
         """Numbers of shapes and rows."""
-        edits = None if known is None or known._dues is not dues else _edits(known._keys, self._keys)
+        edits = None if known is None or known._virtual_deadlines is not virtual else _edits(known._keys, self._keys)
         if known is None or edits is None:
-            self._raw = self._made(queue, dues, 0, len(self._keys))
+            self._raw = self._made(queue, virtual, 0, len(self._keys))
         else:
             pieces, done = list[Column](), 0
             for first, until, begin, end in edits:
-                pieces += [known._raw[:, done:first], self._made(queue, dues, begin, end)]
+                pieces += [known._raw[:, done:first], self._made(queue, virtual, begin, end)]
                 done = until
             self._raw = np.concatenate([*pieces, known._raw[:, done:]], 1)
         ranks = self._raw[RANK]
@@ -326,29 +328,31 @@ class LongQueue:
     __hash__ = None  # type: ignore[assignment]
 
     def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
-        """See Waiting."""
+        """Make the rows anew, as `ShortQueue.tell` makes jobs."""
         self.predictor, self.owner = predictor, owner
         tenant, raw = queue.tenant, self._raw
         work_ns = [needed_ns(tenant.work(*kind)) for kind in self._kinds]
         rows = self.rows = np.empty((WORK + 1, raw.shape[1]), np.int64)
-        rows[: DUE + 1] = raw[: DUE + 1]
+        rows[: VIRTUAL_DEADLINE + 1] = raw[: VIRTUAL_DEADLINE + 1]
         rows[WORK] = work_ns[0] if len(work_ns) == 1 else np.array(work_ns).take(raw[_KIND])
         rows[ANSWERS], rows[OWNER] = 1, owner
-        is_within = rows[ENTITLED] = raw[DUE] != _NO_DUE
-        if is_within.any():  # early by what they may run longer, so that they are in time even so
+        are_in_quota = rows[IN_QUOTA] = raw[VIRTUAL_DEADLINE] != _NOT_IN_QUOTA
+        if are_in_quota.any():  # early by what they may run longer, so that they are in time even so
             longer_ns = [predictor.sure_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
             latest = raw[DEADLINE] - np.array(longer_ns).take(raw[_KIND])
-            rows[DUE] = np.where(is_within, np.minimum(raw[DUE], latest), raw[DEADLINE])
+            rows[VIRTUAL_DEADLINE] = np.where(are_in_quota, np.minimum(raw[VIRTUAL_DEADLINE], latest), raw[DEADLINE])
         else:
-            rows[DUE] = raw[DEADLINE]
+            rows[VIRTUAL_DEADLINE] = raw[DEADLINE]
 
-    def _made(self, queue: QueueView, dues: Mapping[int, int], begin: int, end: int) -> Column:
-        """Columns of the queries from one position to another: rank, deadline, number, due, shape and rows."""
+    def _made(self, queue: QueueView, virtual: Mapping[int, int], begin: int, end: int) -> Column:
+        """Columns of the queries from one position to another: rank, deadline, number, virtual deadline, kind."""
         queries, kinds = queue.queries[begin:end], self._kinds
         made = np.empty((_KIND + 1, end - begin), np.int64)
         if queries:
             made[: NUMBER + 1] = np.array(queue.keys[begin:end], np.int64).T[: NUMBER + 1]
-            made[DUE] = [dues.get(query.id, _NO_DUE) for query in queries] if dues else _NO_DUE
+            made[VIRTUAL_DEADLINE] = (
+                [virtual.get(query.id, _NOT_IN_QUOTA) for query in queries] if virtual else _NOT_IN_QUOTA
+            )
             made[_KIND] = [kinds.setdefault((query.shape, query.items), len(kinds)) for query in queries]
         return made
 
