@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import socket
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -242,6 +244,11 @@ class FakeBackend:
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
         self.replies.add(query)
 
+    def submit_together(
+        self, requests: Sequence[tuple[InferRequest, Callable[[InferResult], None]]]
+    ) -> list[int | ServeError]:
+        return together(self, requests)
+
     @property
     def gates(self) -> dict[str, Gate]:
         return {}
@@ -281,6 +288,20 @@ class FakeBackend:
         if request.outputs:
             outputs = {name: outputs[name] for name in request.outputs}
         done(InferResult(Outcome.ANSWERED, number, "1", outputs))
+
+
+def together(
+    backend: Any, requests: Sequence[tuple[InferRequest, Callable[[InferResult], None]]]
+) -> list[int | ServeError]:
+    """Submit one after the other."""
+    found: list[int | ServeError] = []
+    for request, done in requests:
+        try:
+            found.append(backend.submit(request, done))
+        except Exception as error:
+            told = error if isinstance(error, ServeError) else ServeError(Status.INTERNAL, "internal error")
+            found.append(told.with_traceback(None))
+    return found
 
 
 class CountingBackend:
@@ -326,6 +347,11 @@ class CountingBackend:
             self._changed.notify_all()
         return number
 
+    def submit_together(
+        self, requests: Sequence[tuple[InferRequest, Callable[[InferResult], None]]]
+    ) -> list[int | ServeError]:
+        return together(self, requests)
+
     def cancel(self, query: int) -> None:
         self._backend.cancel(query)
         self._written(query)
@@ -362,9 +388,42 @@ MODES = ("here", "linked")
 """Front-ends call the backend, or a link to it, as those in processes of their own do."""
 
 
+class LinkEnds:
+    """Both ends of a link, for tests that cut it."""
+
+    def __init__(self, remote: RemoteBackend, links: FrontLinks, opened: threading.Event) -> None:
+        self._remote, self._links, self._opened = remote, links, opened
+
+    def reopened(self) -> threading.Event:
+        """Set when the link is open again after this."""
+        self._opened.clear()
+        return self._opened
+
+    def cut(self, from_engine: bool) -> None:
+        if not from_engine:
+            self._remote._put(self._remote._link.cut)  # type: ignore[union-attr]
+            return
+        assert self._links._inbox is not None
+        for each in list(self._links._links):
+            self._links._inbox.put(each._link.cut)
+
+    def are_arenas_empty(self, timeout_s: float = 10.0) -> bool:
+        """Whether every block of both sides is let go of within the time."""
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            [link] = self._links._links
+            arena, reader = self._remote._arena, self._remote._reader
+            used = [each and each.used for each in (arena, link._arena)]
+            if used == [0, 0]:
+                return True
+            os.sched_yield()
+        print(f"in use: {used}; held: {reader and reader.held}, {link._reader and link._reader.held}")
+        return False
+
+
 @contextmanager
-def linked(backend: Any) -> Iterator[RemoteBackend]:
-    """A backend at the other end of a link, with its loop on a thread of its own."""
+def linked(backend: Any, *, with_links: bool = False) -> Iterator[Any]:
+    """A backend at the other end of a link, with its loop on a thread of its own; `with_links` its ends, too."""
     theirs, ours = ServeLoop(), ServeLoop()
     theirs.start()
     ours.start()
@@ -381,7 +440,7 @@ def linked(backend: Any) -> Iterator[RemoteBackend]:
         keeping = ours.submit(remote.keep())
         try:
             assert is_open.wait(30.0)
-            yield remote
+            yield (remote, LinkEnds(remote, links, is_open)) if with_links else remote
         finally:
             keeping.cancel()
             links.close()

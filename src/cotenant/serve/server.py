@@ -43,7 +43,7 @@ from cotenant.repository import UnknownModelError, application_names, is_applica
 from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
 from cotenant.serve.engine.counters import Counters
-from cotenant.serve.engine.driver import Driver, Observer
+from cotenant.serve.engine.driver import Asked, Driver, Observer
 from cotenant.serve.engine.flows import Flows
 from cotenant.serve.engine.gates import Gates
 from cotenant.serve.engine.merge_check import MergeCheck
@@ -294,16 +294,42 @@ class Server:
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
         try:
-            served = self.names.find(request.model, request.version)
-            self.names.check_workers(served)
-            if isinstance(served, ServedApplication):
-                return self._flows.submit(served, request, done)
-            form, inputs = served.form(request), request.inputs
-            told = self._checks.watched(served, form, inputs, partial(answer, done, served, self.clock))
-            return self.driver.submit(partial(query_of, served, form, request, self.counters), inputs, told)
+            asked = self._asked(request, done)
+            return asked if isinstance(asked, int) else self.driver.submit(*asked)
         except ServeError as error:
             self.refused(request.model, request.arrival_ns, error)
             raise
+
+    def submit_together(self, requests: Sequence[tuple[InferRequest, Done]]) -> list[int | ServeError]:
+        """Take queries that came at once, as `submit` of each, and decide on all of them at once.
+
+        Gives the number of each, or the error that `submit` would have raised.
+        """
+        asked: list[int | Asked | ServeError] = []
+        for request, done in requests:
+            try:
+                asked.append(self._asked(request, done))
+            except ServeError as error:
+                asked.append(error.with_traceback(None))  # which would hold this frame, and it the error and all inputs
+            except Exception:  # of one request: the others that came with it go on
+                _log.exception("a query of model %r could not be submitted", request.model)
+                asked.append(ServeError(Status.INTERNAL, "internal error; the server's log has the details"))
+        made = iter(self.driver.submit_together([each for each in asked if isinstance(each, tuple)]))
+        found = [next(made) if isinstance(each, tuple) else each for each in asked]
+        for (request, _), each in zip(requests, found, strict=True):
+            if isinstance(each, ServeError):
+                self.refused(request.model, request.arrival_ns, each)
+        return found
+
+    def _asked(self, request: InferRequest, done: Done) -> int | Asked:
+        """What a request asks of the driver, or the number of the query of an application, which has begun."""
+        served = self.names.find(request.model, request.version)
+        self.names.check_workers(served)
+        if isinstance(served, ServedApplication):
+            return self._flows.submit(served, request, done)
+        form, inputs = served.form(request), request.inputs
+        told = self._checks.watched(served, form, inputs, partial(answer, done, served, self.clock))
+        return partial(query_of, served, form, request, self.counters), inputs, told
 
     def cancel(self, query: int) -> None:
         """See Backend."""

@@ -147,8 +147,8 @@ def unanswered(
 
 def not_answered(result: InferResult, *, ready: bool) -> ServeError:
     """The error that tells a client of a query without an answer; a server that is not `ready` says UNSERVED."""
-    if result.refusal is not None:
-        return result.refusal
+    if (refused := result.refusal) is not None:  # another one is raised: a traceback would hold frames with the result
+        return ServeError(refused.status, refused.message, refused.ending, refused.cause)
     ending = _UNSERVED if result.outcome is Outcome.REJECTED and not ready else Ending(result.outcome)
     reason = result.reason or f"the query was {result.outcome}"
     return ServeError(result.status or Status.INTERNAL, reason, ending)

@@ -102,7 +102,7 @@ class Driver:
                 try:
                     queries.append(make(number, now))
                 except ServeError as error:
-                    found.append(error)
+                    found.append(error.with_traceback(None))  # which would hold this frame, and it all inputs
                     continue
                 found.append(number)
                 self._pending[number] = done

@@ -229,7 +229,8 @@ class HttpApp:
         """A query has ended: answer it."""
         try:
             if result.refusal is not None:
-                raise result.refusal
+                self._fail(exchange, result.refusal)
+                return
             number = _QUERY_LINE % result.query
             if result.outcome not in ANSWERS:
                 end = not_answered(result, ready=self._backend.ready())

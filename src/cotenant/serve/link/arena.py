@@ -205,16 +205,18 @@ class FreedBlocks:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._blocks: deque[int] = deque()
         self._wake = wake
+        self._is_woken = False
 
     def add(self, block: int) -> None:
         """A block is let go of."""
-        is_first = not self._blocks
         self._blocks.append(block)
-        if is_first:
+        if not self._is_woken:
+            self._is_woken = True
             self._wake()
 
     def taken(self) -> list[int]:
         """All of them, once."""
+        self._is_woken = False  # first: whatever is added from now on wakes again
         found = []
         while self._blocks:
             found.append(self._blocks.popleft())

@@ -52,6 +52,11 @@ class Engine(Backend, Protocol):
     def gates(self) -> Mapping[str, Gate]:
         """The gates of tenants that take no query now."""
 
+    def submit_together(
+        self, requests: Sequence[tuple[InferRequest, Callable[[InferResult], None]]]
+    ) -> list[int | ServeError]:
+        """Take queries that came at once. Gives the number of each, or the error that `submit` would have raised."""
+
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
         """An answer was handed to its connection."""
 
@@ -180,10 +185,15 @@ class _FrontLink:
         self._link.send(message)
 
     def _take(self, messages: Sequence[ToEngine]) -> None:
+        asks: list[Ask] = []
         for message in messages:
+            if type(message) is Ask:
+                asks.append(message)
+                continue
+            if asks:  # in the order in which they came: one may be withdrawn by the next message
+                self._ask(asks)
+                asks = []
             match message:
-                case Ask():
-                    self._ask(message)
                 case Replied(query=query, ended_ns=ended_ns, at_ns=at_ns):
                     if self._unwritten.pop(query, None) is not None:
                         self._server.replied_at(query, ended_ns, at_ns)
@@ -197,26 +207,30 @@ class _FrontLink:
                         self._server.cancel(number)
                 case Call():
                     self._call(message)
+        if asks:
+            self._ask(asks)
 
-    def _ask(self, ask: Ask) -> None:
-        assert self._reader is not None
-        ref = ask.ref
+    def _ask(self, asks: Sequence[Ask]) -> None:
+        """Submit queries that came at once."""
         try:
-            inputs = self._reader.read(ask.inputs)
-            told = ask.outputs, ask.priority, ask.timeout_ns, ask.arrival_ns
-            request = InferRequest(ask.model, inputs, ask.version, "", *told)
-            number = self._server.submit(request, partial(self._ended, ref))
-        except ServeError as error:
-            self.send(Failed.of(ref, error))
+            requests = [(self._request(ask), partial(self._ended, ask.ref)) for ask in asks]
+            found = self._server.submit_together(requests)
         except Exception:
-            _log.exception("a query from a front-end process failed")
+            _log.exception("queries from a front-end process failed")
             text = "internal error; the server's log has the details"
-            self.send(Failed.of(ref, ServeError(Status.INTERNAL, text)))
-        else:
-            if ref in self._early:
-                self._early.discard(ref)
+            found = [ServeError(Status.INTERNAL, text)] * len(asks)
+        for ask, number in zip(asks, found, strict=True):
+            if isinstance(number, ServeError):
+                self.send(Failed.of(ask.ref, number))
+            elif ask.ref in self._early:
+                self._early.discard(ask.ref)
             else:
-                self._queries[ref] = number
+                self._queries[ask.ref] = number
+
+    def _request(self, ask: Ask) -> InferRequest:
+        assert self._reader is not None
+        told = ask.outputs, ask.priority, ask.timeout_ns, ask.arrival_ns
+        return InferRequest(ask.model, self._reader.read(ask.inputs), ask.version, "", *told)
 
     def _ended(self, ref: int, result: InferResult) -> None:
         """A query has ended, on any thread."""

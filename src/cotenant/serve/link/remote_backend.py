@@ -108,17 +108,20 @@ class RemoteBackend:
             bound.close()
             arena.close()
             raise
-        freed = FreedBlocks(lambda: self._put(self._tell_freed, freed))
-        try:
-            reader = ArenaReader(theirs, freed.add)
-        finally:
-            os.close(theirs)
 
         def on_lost() -> None:
             self._lose(arena)
             lost.set()
 
+        def tell_freed() -> None:
+            link.send(Freed(freed.taken()))  # of this link's arena: another one has blocks of the same numbers
+
         link: Link[ToFrontend] = Link(ToFrontend, self._take, on_lost)
+        freed = FreedBlocks(lambda: self._put(tell_freed))
+        try:
+            reader = ArenaReader(theirs, freed.add)
+        finally:
+            os.close(theirs)
         with self._lock:
             self._link, self._arena, self._reader = link, arena, reader
         await loop.create_unix_connection(lambda: link, sock=bound)
@@ -128,10 +131,6 @@ class RemoteBackend:
         """Have a call made on the loop."""
         assert self._inbox is not None
         self._inbox.put(lambda: call(*words))
-
-    def _tell_freed(self, freed: FreedBlocks) -> None:
-        if self._link is not None and (blocks := freed.taken()):
-            self._link.send(Freed(blocks))
 
     def _send(self, link: Link[ToFrontend], message: object) -> None:
         if threading.get_ident() == self._thread:
