@@ -165,6 +165,7 @@ async def _run(seed: int, count: int, requests: list[bytes], backend: CountingBa
                 break
             await asyncio.sleep(0.01)
         assert app._in_progress == 0
+        assert off_loop.pending.total == 0
     finally:
         app.close()
         off_loop.close()
