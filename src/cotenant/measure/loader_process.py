@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -108,8 +108,9 @@ class _LostError(Exception):
 class Loader:
     """Runs `loader.load` in child processes, as many as there are cores, from two to eight. Thread-safe.
 
-    Versions are opened side by side, and measured one after another. `limit_s` bounds each step of a load. Memory is
-    bounded by `tenant.memory_limit_mib`, else by most of what is free when the load begins.
+    Versions are opened side by side, and measured one after another; on a GPU there is one load at a time. `limit_s`
+    bounds each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by most of what is free when the
+    load begins.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -118,7 +119,7 @@ class Loader:
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.most)
-        self._measuring = threading.Lock()
+        self._measuring, self._on_gpu = threading.Lock(), threading.Lock()
         self._stopped = threading.Event()
         self._starter = ThreadPoolExecutor(1, "cotenant-loader")
         """Its thread starts the children, which end with it: those that load come and go."""
@@ -130,7 +131,7 @@ class Loader:
 
         Raises VersionLoadError, and LoadCancelledError once this is closed.
         """
-        with self._slots:
+        with self._slots, nullcontext() if spec.device is None else self._on_gpu:
             with self._lock:
                 child = self._resting.pop() if self._resting else None
             return self._load(spec, child)
