@@ -11,6 +11,7 @@ from cotenant.repository import (
     UnknownModelError,
     default_version,
     find_versions,
+    load_order,
     model_names,
     profile_path,
     readable_versions,
@@ -32,6 +33,15 @@ def root(tmp_path: Path) -> Path:
 
 def test_models_are_the_directories_in_order_but_hidden_ones(root: Path) -> None:
     assert model_names(root) == ("a", "b")
+
+
+def test_models_are_loaded_by_priority_then_by_size_and_what_is_wrong_last(root: Path) -> None:
+    for name, priority in (("urgent", 1), ("less", 2), ("large", 2)):
+        write_model(root, name, config(more=f"priority = {priority}"), {1: fixed})
+    (root / "large" / "1" / "weights").write_bytes(bytes(10_000))
+    (root / "broken").mkdir()
+    assert load_order(root, model_names(root))[:3] == ["urgent", "less", "large"]
+    assert load_order(root, model_names(root))[-1] == "broken"
 
 
 def test_versions_are_ordered_by_number_and_the_highest_is_the_default(root: Path) -> None:

@@ -8,8 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from client import SHARED, Client, started
+from client import SHARED, WAIT_S, Client, started
 from cotenant.config import DeviceSection
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.child import ChildProcess
+from cotenant.measure import loader_process
 from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import ASSUMED_SHARE
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
@@ -202,6 +205,49 @@ def test_a_child_that_dies_is_replaced_and_what_kills_a_new_one_is_refused(
         assert loader.load(spec_of(tmp_path, "plain")).warning == ""
 
 
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[None]:
+    """Gets an item when a load asks whether it may measure."""
+    asked: SimpleQueue[None] = SimpleQueue()
+    real = loader_process._Child._take_turn
+
+    def note(self: Any, *arguments: Any) -> None:
+        asked.put(None)
+        real(self, *arguments)
+
+    monkeypatch.setattr(loader_process._Child, "_take_turn", note)
+    return asked
+
+
+@pytest.mark.parametrize("is_endless", [False, True], ids=["measures", "never ends"])
+def test_loads_are_side_by_side_and_measure_one_after_another(
+    tmp_path: Path,
+    children: list[ChildProcess],
+    turns: SimpleQueue[None],
+    monkeypatch: pytest.MonkeyPatch,
+    is_endless: bool,
+) -> None:
+    """A load that measures has its turn; another one waits for that, and no longer than for the limit."""
+    monkeypatch.setattr(loader_process, "_TURN_S", 0.1 if is_endless else 60.0)
+    write_model(tmp_path, "loop", config() + LOOPING, {1: looping})
+    write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
+    with loading(600.0) as loader, ThreadPoolExecutor(2) as pool:
+        endless = pool.submit(loader.load, spec_of(tmp_path, "loop"))
+        turns.get(timeout=WAIT_S)
+        plain = pool.submit(loader.load, spec_of(tmp_path, "plain"))
+        turns.get(timeout=WAIT_S)
+        if is_endless:
+            assert all(point.runs > 0 for point in plain.result(WAIT_S).profile.points)
+            loader.cancel()
+        else:
+            assert not plain.done()
+            os.kill(children[0].pid, signal.SIGKILL)
+            assert plain.result(WAIT_S).warning == ""
+        with pytest.raises(LoadCancelledError if is_endless else VersionLoadError):
+            endless.result(WAIT_S)
+        assert len(children) == 2
+
+
 def test_a_load_under_way_ends_when_the_server_stops(tmp_path: Path, children: list[ChildProcess]) -> None:
     write_model(tmp_path, "loop", config() + LOOPING, {1: looping})
     with loading(600.0) as loader:
@@ -377,7 +423,7 @@ def test_sigterm_ends_a_start_that_a_model_holds_up(tmp_path: Path) -> None:
     process = spawn("serve", str(root), log=tmp_path / "log")
     try:
         until = time.monotonic() + 60
-        while "measuring it quickly" not in (tmp_path / "log").read_text() and time.monotonic() < until:
+        while "is measured quickly" not in (tmp_path / "log").read_text() and time.monotonic() < until:
             time.sleep(0.05)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)

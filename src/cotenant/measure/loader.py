@@ -44,6 +44,8 @@ ASSUMED_SHARE = 0.5
 """Latency, as a part of the SLO, that is assumed of a model that cannot be run on sample values. Launches correct it
 (docs/decisions/0050-loader-process.md)."""
 HINT = "give its inputs values by [samples.INPUT] in its config.toml"
+MEASURING = "measuring "
+"""Names of steps that measure begin so."""
 Tell = Callable[[str, VersionFacts | None], None]
 """Told the name of each step before it begins, and what is known of the version by then."""
 
@@ -84,11 +86,11 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
 
 
 def _tell_trial(tell: Tell, facts: VersionFacts, what: str) -> None:
-    tell(f"measuring {what}", facts)
+    tell(f"{MEASURING}{what}", facts)
 
 
 def _tell_step(tell: Tell, facts: VersionFacts, _: str) -> None:
-    tell("measuring it quickly on sample values", facts)
+    tell(f"{MEASURING}it quickly on sample values", facts)
 
 
 def find_profile(

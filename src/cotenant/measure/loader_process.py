@@ -1,7 +1,7 @@
-"""The child process in which versions of models are opened, tried and measured, and its server's side, `Loader`.
+"""The child processes in which versions of models are opened, tried and measured, and their server's side, `Loader`.
 
-A model may loop for ever, eat all memory or crash on sample values: then the child is killed, and the server goes on.
-One child serves several loads, since its start takes about half a second.
+A model may loop for ever, eat all memory or crash on sample values: then its child is killed, and the server goes on.
+A child serves several loads, since its start takes about half a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -30,6 +31,8 @@ _TICK_S = 0.05
 _IDLE_S = 10.0
 """How long an idle child is kept for the next load."""
 _START_LIMIT_S = 60.0
+_TURN_S = 10.0
+"""How long a load waits for others to have measured: one that never ends must not hold all up."""
 _MIB = 1 << 20
 _MOST_OF_FREE = 0.8
 """Of the memory that is free when a load begins, where `tenant.memory_limit_mib` is not set."""
@@ -60,10 +63,11 @@ class _Hello(_Message, frozen=True):
 
 
 class _Step(_Message, frozen=True):
-    """A step begins. `facts` is what is known of the version by then."""
+    """A step begins. `facts` is what is known of the version by then. With `waits`, when the server has answered."""
 
     name: str
     facts: VersionFacts | None = None
+    waits: bool = False
 
 
 class _Said(_Message, frozen=True):
@@ -102,16 +106,24 @@ class _LostError(Exception):
 
 
 class Loader:
-    """Runs `loader.load` in a child process, one load at a time.
+    """Runs `loader.load` in child processes, as many as there are cores, from two to eight. Thread-safe.
 
-    `limit_s` bounds each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by most of what is free.
+    Versions are opened side by side, and measured one after another; on a GPU there is one load at a time. `limit_s`
+    bounds each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by most of what is free when the
+    load begins.
     """
 
     def __init__(self, limit_s: float) -> None:
+        self.most = max(2, min(8, os.cpu_count() or 1))
+        """Loads at a time; further ones wait."""
         self._limit_s = limit_s
         self._lock = threading.Lock()
+        self._slots = threading.Semaphore(self.most)
+        self._measuring, self._on_gpu = threading.Lock(), threading.Lock()
         self._stopped = threading.Event()
-        self._child: _Child | None = None
+        self._starter = ThreadPoolExecutor(1, "cotenant-loader")
+        """Its thread starts the children, which end with it: those that load come and go."""
+        self._resting: list[_Child] = []
         self._idle: threading.Timer | None = None
 
     def load(self, spec: VersionSpec) -> LoadReport:
@@ -119,18 +131,10 @@ class Loader:
 
         Raises VersionLoadError, and LoadCancelledError once this is closed.
         """
-        with self._lock:
-            if self._idle is not None:
-                self._idle.cancel()
-            try:
-                return self._load(spec)
-            finally:
-                self._idle = threading.Timer(_IDLE_S, self._rest)
-                self._idle.daemon = True
-                try:
-                    start_thread(self._idle, "the process that loads models is ended at once, and started for each")
-                except RuntimeError:
-                    self._end()
+        with self._slots, nullcontext() if spec.device is None else self._on_gpu:
+            with self._lock:
+                child = self._resting.pop() if self._resting else None
+            return self._load(spec, child)
 
     def cancel(self) -> None:
         """End what is under way at once, and load nothing more; never blocks. May be called by a signal handler."""
@@ -142,24 +146,33 @@ class Loader:
         return self._stopped.is_set()
 
     def close(self) -> None:
-        """End the child."""
+        """Wait for the loads under way to end, and end the children."""
         self.cancel()
+        for _ in range(self.most):
+            self._slots.acquire()
+        self.rest()
+        self._starter.shutdown(wait=False)
+        self._slots.release(self.most)
+
+    def rest(self) -> None:
+        """End the children that load nothing at the moment."""
         with self._lock:
+            children, self._resting = self._resting, []
             if self._idle is not None:
                 self._idle.cancel()
-            self._end()
+        for child in children:
+            child.end()
 
-    def _load(self, spec: VersionSpec) -> LoadReport:
+    def _load(self, spec: VersionSpec, child: _Child | None) -> LoadReport:
         from cotenant.measure.loader import assumed_profile, untried
 
-        is_new = self._child is None
         try:
             try:
-                return self._ask(spec)
+                return self._ask(spec, child)
             except _LostError as lost:
-                if is_new or lost.is_late:
+                if child is None or lost.is_late:
                     raise
-                return self._ask(spec)  # it may have died of what it loaded before
+                return self._ask(spec, None)  # it may have died of what it loaded before
         except _LostError as lost:
             if not (lost.is_late and lost.facts is not None):
                 raise VersionLoadError(lost.sentence, is_killed=lost.is_killed) from None
@@ -167,39 +180,50 @@ class Loader:
             facts = untried(lost.facts, why)
             return LoadReport(facts, assumed_profile(facts, spec.shares), why)
 
-    def _ask(self, spec: VersionSpec) -> LoadReport:
+    def _ask(self, spec: VersionSpec, child: _Child | None) -> LoadReport:
         where = f"model {spec.found.model!r} version {spec.found.version}"
         try:
-            child = self._child = self._child or _Child(self._stopped)
+            child = child or self._starter.submit(_Child, self._stopped, self._measuring).result()
+        except RuntimeError as error:
+            raise VersionLoadError(
+                f"{where}: no process can be started to load it ({error})", is_internal=True
+            ) from None
         except OSError as error:
             report_error(error, f"{where} is not loaded")
             text = f"{where}: no process can be started to load it ({error.strerror})"
             raise VersionLoadError(text, is_internal=True) from None
         limit_mib = spec.found.config.tenant.memory_limit_mib
         try:
-            return child.load(spec, where, self._limit_s, None if limit_mib is None else round(limit_mib * _MIB))
-        except (_LostError, LoadCancelledError):
-            self._end()
+            report = child.load(spec, where, self._limit_s, None if limit_mib is None else round(limit_mib * _MIB))
+        except VersionLoadError:
+            self._keep(child)
             raise
-
-    def _rest(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                self._end()
-            finally:
-                self._lock.release()
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
+        except BaseException:
             child.end()
+            raise
+        self._keep(child)
+        return report
+
+    def _keep(self, child: _Child) -> None:
+        """Keep a child for the next load, for a while."""
+        timer = threading.Timer(_IDLE_S, self.rest)
+        timer.daemon = True
+        with self._lock:
+            self._resting.append(child)
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = timer
+        try:
+            start_thread(timer, "a process that loads models is ended at once, and started for each")
+        except RuntimeError:
+            self.rest()
 
 
 class _Child:
     """The process and the server's end of its pipe. Raises OSError when it cannot be started."""
 
-    def __init__(self, stopped: threading.Event) -> None:
-        self._stopped = stopped
+    def __init__(self, stopped: threading.Event, measuring: threading.Lock) -> None:
+        self._stopped, self._measuring = stopped, measuring
         self._pipe, theirs = Pipe()
         try:
             self._process = ChildProcess(MODULE, "loader", theirs.fileno(), NICE)
@@ -219,13 +243,20 @@ class _Child:
         most = self._base_bytes + (_free_bytes() if memory_bytes is None else memory_bytes)
         with suppress(OSError):  # it has died, which is found out below
             self._pipe.send_bytes(encode(spec))
+        with ExitStack() as turn:
+            return self._follow(where, limit_s, most, turn)
+
+    def _follow(self, where: str, limit_s: float, most: int, turn: ExitStack) -> LoadReport:
+        """Follow the steps of a load to its end; `turn` ends its turn to measure."""
         step, facts = "opening its files", None
         until = time.monotonic() + limit_s
         while True:
             message = self._receive(step, facts, until, most, where)
             match message:
-                case _Step(step, found):
+                case _Step(step, found, waits):
                     facts = found or facts
+                    if waits:
+                        self._take_turn(where, turn)
                     until = time.monotonic() + limit_s
                 case _Said(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
@@ -235,6 +266,19 @@ class _Child:
                     if trace:
                         logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
                     raise VersionLoadError(sentence, is_internal=bool(trace))
+
+    def _take_turn(self, where: str, turn: ExitStack) -> None:
+        """Let the child measure: alone, unless that takes too long to come to be."""
+        until = time.monotonic() + _TURN_S
+        while not self._measuring.acquire(timeout=_TICK_S):
+            if self._stopped.is_set():
+                raise LoadCancelledError(f"{where} is not loaded: the server is stopping")
+            if time.monotonic() > until:
+                break
+        else:
+            turn.callback(self._measuring.release)
+        with suppress(OSError):  # it has died, which is found out below
+            self._pipe.send_bytes(b"")
 
     def end(self) -> None:
         """Kill it, and let go of it."""
@@ -320,15 +364,22 @@ def main() -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    from cotenant.measure.loader import load
+    from cotenant.measure.loader import MEASURING, load
 
     logging.basicConfig(level=logging.INFO, handlers=[_ToServer(pipe)], force=True)
     pipe.send_bytes(encode(_Hello()))
+    has_turn = False
 
     def tell(step: str, facts: VersionFacts | None) -> None:
-        pipe.send_bytes(encode(_Step(step, facts)))
+        nonlocal has_turn
+        waits = step.startswith(MEASURING) and not has_turn
+        pipe.send_bytes(encode(_Step(step, facts, waits)))
+        if waits:
+            pipe.recv_bytes()
+            has_turn = True
 
     while True:
+        has_turn = False
         spec = decode(pipe.recv_bytes(), VersionSpec)
         answer: _FromChild
         try:

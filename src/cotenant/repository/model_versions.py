@@ -19,6 +19,7 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.files import MOST_TOML_BYTES, read_bytes
 from cotenant.repository.formats import formats
 from cotenant.repository.paths import CONFIG_FILE
+from cotenant.types import priority_rank
 
 _log = logging.getLogger("cotenant.repository")
 _told: set[tuple[Path, str]] = set()
@@ -183,6 +184,20 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
             f"{folder / names[0]}: is missing; put the model's file there, or one of {others}, or remove the directory"
         )
     return folder / found[0]
+
+
+def load_order(root: Path, models: Iterable[str]) -> list[str]:
+    """Models in the order in which a server loads them: by priority, then the smallest first, then what is wrong."""
+
+    def key(name: str) -> tuple[bool, int, int]:
+        try:
+            newest = default_version(root, name)
+            size = sum([file.stat().st_size for file in newest.path.parent.iterdir()])
+        except (CotenantError, OSError):
+            return True, 0, 0
+        return False, priority_rank(newest.config.tenant.priority), size
+
+    return sorted(models, key=key)
 
 
 def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:

@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
-from cotenant.repository import UnknownModelError, application_names, is_application, model_names
+from cotenant.repository import UnknownModelError, application_names, is_application, load_order, model_names
 from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
 from cotenant.serve.engine.counters import Counters
@@ -110,7 +111,9 @@ class Server:
         self._executor = open_executor(settings.device, self.policy.spec.shares, settings.server.max_answer_bytes)
         self._executor.readers = readers
         self.names = NameTable(self.root, self.ready, self._executor)
-        self._loading = threading.Lock()
+        self._loading = threading.Condition(threading.Lock())
+        self._busy: set[str] = set()
+        """Names to which something happens, though the lock of loading may be free while it does."""
         self._is_ready = False
         self._adding = threading.Lock()  # held while a model is put in service, which a server that stops never does
         self._is_stopping = False
@@ -128,7 +131,8 @@ class Server:
         steers = lambda: self.driver, self.clock, self.counters, self.beliefs
         self._flows = Flows(*steers, self.names.next_stage, self._checks.watched)
         self.services = services_of(self)
-        self.opener = ModelOpener(self.root, settings, self._executor, self._cuts_of, self.names.check_tenants)
+        checks = self._cuts_of, self.names.check_tenants
+        self.opener = ModelOpener(self.root, settings, self._executor, *checks, self._aside)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -146,11 +150,12 @@ class Server:
             _log.warning("%s holds no models yet: %s", self.root.name, text)
         for service in self.services:
             service.start()
-        for name in (*names, *application_names(self.root)):
-            if self._is_stopping:
-                return
-            with suppress(ServeError):  # logged, and shown in the index
-                self.load(name)
+        with ThreadPoolExecutor(self.opener.loader.most, "cotenant-start") as pool:
+            list(pool.map(self._load_first, load_order(self.root, names)))
+        for name in application_names(self.root):
+            self._load_first(name)
+        if self._is_stopping:
+            return
         self.settle()
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
@@ -164,6 +169,12 @@ class Server:
         index = self.index(ready_only=False)
         ready = {entry.name for entry in index if entry.state == "READY"}
         _log.info("ready: %d of %d models", len(ready), len({entry.name for entry in index}))
+
+    def _load_first(self, name: str) -> None:
+        """Load a model or an application at the start."""
+        if not self._is_stopping:
+            with suppress(ServeError):  # logged, and shown in the index
+                self.load(name)
 
     def cancel_loads(self) -> None:
         """Load nothing more, and end what is being loaded: the server is about to stop. Never blocks for long."""
@@ -251,7 +262,7 @@ class Server:
         Raises ServeError (NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE) with what is wrong and how to mend it.
         """
         driver = self.driver
-        with self._loading:
+        with self._alone(model):
             try:
                 refusal = self._load(model, driver)
             except UnknownModelError as error:
@@ -267,7 +278,7 @@ class Server:
 
     def unload(self, model: str) -> None:
         """See Backend."""
-        with self._loading:
+        with self._alone(model):
             if not self.names.get(model).is_declared:
                 raise ServeError(Status.NOT_FOUND, f"model {model!r} is not loaded")
             entry = self.names.take(model, "it was unloaded")
@@ -383,7 +394,7 @@ class Server:
         if is_application(self.root, model):
             return self._load_application(model, entry)
         with driver.opening(model):
-            opened = self.opener.open(model, self.policy, self.names.owners(), entry)
+            opened = self._open(model, entry)
         if not opened.served:
             assert opened.refusal is not None
             self.names.note(model, opened.unserved)
@@ -409,6 +420,45 @@ class Server:
                 old.loaded.close()
         self.names.follow()
         return opened.refusal
+
+    def _open(self, model: str, entry: NameEntry) -> OpenedVersions:
+        """Open a model, anew where the lanes have changed meanwhile. Raises what `ModelOpener.open` and `check` do."""
+        while True:
+            before = self.policy.spec
+            opened = self.opener.open(model, self.policy, self.names.owners(), entry)
+            now = self.policy.spec
+            if (now.shares, now.preempt) == (before.shares, before.preempt):
+                break
+            self.opener.close_all(opened.served)
+        try:
+            if opened.served:
+                self.opener.check([each.opened.found for each in opened.served.values()], self.names.owners())
+        except CotenantError:
+            self.opener.close_all(opened.served)
+            raise
+        return opened
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Take the lock of loading, once nothing else happens to a name. Nothing else does until the end."""
+        with self._loading:
+            while name in self._busy:
+                self._loading.wait()
+            self._busy.add(name)
+            try:
+                yield
+            finally:
+                self._busy.remove(name)
+                self._loading.notify_all()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Leave the lock of loading to others for a while."""
+        self._loading.release()
+        try:
+            yield
+        finally:
+            self._loading.acquire()
 
     def _load_application(self, name: str, entry: NameEntry) -> ServeError | None:
         """Load an application; queries under way go on as they began.

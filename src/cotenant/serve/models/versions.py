@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class ModelOpener:
     """Opens models as a server needs them.
 
     `cuts_of` gives the units at which a version may be left, from those of its profile; `check_tenants` refuses tenants
-    that a model cannot have.
+    that a model cannot have. While a child process loads a version, in `aside`, other things happen to the server.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ModelOpener:
         executor: ModelExecutor,
         cuts_of: CutsOf,
         check_tenants: Callable[[list[str], str], None],
+        aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.root = root
         self.loader = Loader(settings.server.load_limit_s)
@@ -63,6 +65,7 @@ class ModelOpener:
         self._executor = executor
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants
+        self._aside = aside
         self._measured: dict[str, ModelProfile] = {}
         """Quick profiles by digest, the oldest first."""
 
@@ -75,8 +78,7 @@ class ModelOpener:
         """
         unreadable: dict[str, str] = {}
         found = find_versions(self.root, model, unreadable)
-        check_owners(found, owners)
-        self._check_tenants([each.tenant for each in found], model)
+        self.check(found, owners)
         errors: dict[str, CotenantError] = {name: ConfigError(reason) for name, reason in unreadable.items()}
         served: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
@@ -117,6 +119,11 @@ class ModelOpener:
         text = f"{within(self.root, newest)}; version {served[''].version} is served in its place"
         return OpenedVersions(served, unserved, ServeError(_status_of(newest), text))
 
+    def check(self, found: Sequence[ModelVersion], owners: Mapping[str, str]) -> None:
+        """See to it that the tenants of versions of a model are of no other one. Raises ConfigError."""
+        check_owners(found, owners)
+        self._check_tenants([each.tenant for each in found], found[0].model)
+
     def close_all(self, served: Mapping[str, ServedModel]) -> None:
         """Let go of versions that are loaded and will not be served."""
         for each in {id(each): each for each in served.values()}.values():
@@ -127,7 +134,8 @@ class ModelOpener:
         spec = VersionSpec(
             str(self.root), found, policy.spec.shares, tuple(self._measured.values()), device, verdicts()
         )
-        report = self.loader.load(spec)
+        with self._aside():
+            report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))

@@ -1,0 +1,131 @@
+"""Loads side by side: what takes its time holds no other model up, and what happens meanwhile is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from client import WAIT_S, Client, Watch, started
+from cotenant.config import DeviceSection, ServerConfig
+from cotenant.core.events import TenantAdded
+from cotenant.execute.worker.process import ChildProcess
+from cotenant.measure import loader_process
+from cotenant.measure.loader_process import Loader
+from cotenant.policies.registry import make_policy
+from cotenant.serve.server import Server
+from cotenant.types import Outcome
+from cotenant.wire.api import ServeError
+from cotenant.work import Share
+from repositories import X, config, scaled, write_model
+from stubborn_models import looping
+
+LOOPING = "[[model.shapes]]\nx = [4]\n"
+TWO = DeviceSection(cores=(0, 1), isolation="thread")
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[ChildProcess]:
+    """Gets the process of a load that asks whether it may measure."""
+    asked: SimpleQueue[ChildProcess] = SimpleQueue()
+    real = loader_process._Child._take_turn
+
+    def note(self: Any, *arguments: Any) -> None:
+        asked.put(self._process)
+        real(self, *arguments)
+
+    monkeypatch.setattr(loader_process._Child, "_take_turn", note)
+    monkeypatch.setattr(loader_process, "_TURN_S", 0.1)
+    return asked
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One that serves `plain`."""
+    write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
+    loader = Loader(600.0)
+    made = started(tmp_path, loader=loader, device=TWO)
+    yield made
+    made.stop()
+    loader.close()
+
+
+@pytest.mark.usefixtures("turns")
+def test_a_start_is_not_held_up_by_a_model_that_never_ends(tmp_path: Path) -> None:
+    write_model(tmp_path, "a_loop", config(more="priority = 1") + LOOPING, {1: looping})
+    write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
+    server = Server(tmp_path, ServerConfig(device=TWO))
+    is_served = threading.Event()
+
+    class See(Watch):
+        def __call__(self, now: int, event: Any, *more: Any) -> None:
+            if isinstance(event, TenantAdded):
+                is_served.set()
+
+    start = threading.Thread(target=server.start, args=(See(),))
+    start.start()
+    assert is_served.wait(2 * WAIT_S)
+    assert start.is_alive()
+    server.cancel_loads()
+    start.join(WAIT_S)
+    assert not start.is_alive()
+    assert not server.names.get("a_loop").is_served
+    server.stop()
+
+
+def test_other_models_are_loaded_and_unloaded_meanwhile_and_the_same_one_is_not(
+    server: Server, turns: SimpleQueue[ChildProcess]
+) -> None:
+    write_model(server.root, "loop", config() + LOOPING, {1: looping})
+    write_model(server.root, "more", config(max_batch=4), {1: lambda: scaled(2.0)})
+    with ThreadPoolExecutor(2) as pool:
+        server.opener.loader.rest()  # what kills a new child is not tried again
+        endless = pool.submit(server.load, "loop")
+        child = turns.get(timeout=WAIT_S)
+        server.load("more")
+        server.unload("plain")
+        assert Client(server).ask("more", X).outcome is Outcome.ANSWERED
+        again = pool.submit(server.unload, "loop")
+        server.load("plain")
+        assert not again.done()
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(ServeError, match="killed by signal 9"):
+            endless.result(WAIT_S)
+        with pytest.raises(ServeError, match="'loop' is not loaded"):
+            again.result(WAIT_S)
+    assert not server._busy
+
+
+def test_of_two_models_with_one_tenant_one_is_served(server: Server) -> None:
+    for name in ("left", "right"):
+        write_model(server.root, name, config("both", max_batch=4), {1: lambda: scaled(2.0)})
+    with ThreadPoolExecutor(2) as pool:
+        ended = [each.exception(WAIT_S) for each in [pool.submit(server.load, name) for name in ("left", "right")]]
+    [error] = filter(None, ended)
+    assert "tenant 'both' owns model" in str(error)
+    assert sum(server.names.get(name).is_served for name in ("left", "right")) == 1
+
+
+def test_a_model_is_opened_anew_where_lanes_change_meanwhile(
+    server: Server, turns: SimpleQueue[ChildProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_process, "_TURN_S", WAIT_S)
+    write_model(server.root, "more", config(max_batch=4), {1: lambda: scaled(2.0)})
+    both = (Share((0, 1)),)
+    assert server.policy.spec.shares != both
+    with ThreadPoolExecutor(1) as pool:
+        with server.opener.loader._measuring:
+            load = pool.submit(server.load, "more")
+            turns.get(timeout=WAIT_S)
+            server.change_policy(make_policy("edf", {}, both))
+        load.result(WAIT_S)
+    points = server.names.models["more"][""].profile.points
+    assert {point.cores for point in points} >= {2}
+    assert Client(server).ask("more", X).outcome is Outcome.ANSWERED
