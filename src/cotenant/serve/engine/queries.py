@@ -96,7 +96,9 @@ def figures_of(driver: Driver | None) -> EngineFigures:
     """What the metrics page tells of the engine; nothing before the start."""
     if driver is None:
         return EngineFigures()
-    return driver.read(lambda engine: EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part))
+    return driver.read(
+        lambda engine: EngineFigures(dict(engine.guard.faults), engine.guard.falls_back, engine.rated_part)
+    )
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
