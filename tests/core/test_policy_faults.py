@@ -192,7 +192,7 @@ def test_a_fault_costs_its_decision_alone(name: str, kind: str, tmp_path: Path) 
             faults, written = lived(engine, policy, rng)
             met += len(faults)
             assert {fault.policy for fault in faults} <= {name}
-            assert sum(engine.faults.values()) == len(faults)
+            assert sum(engine.guard.faults.values()) == len(faults)
             assert replayed(written, tmp_path).splitlines() == written.splitlines()[1:]
     assert met >= 3
 
@@ -240,9 +240,9 @@ def test_after_three_faults_in_a_minute_a_fallback_serves_until_the_policy_is_se
     asked = failing.asked
     engine.handle(QueryArrived(Query(9, "quick", apart[-1], apart[-1] + 40)), apart[-1])
     assert failing.asked == asked
-    assert engine.falls_back
+    assert engine.guard.falls_back
     engine.handle(PolicyChanged(policy), apart[-1])
-    assert not engine.falls_back
+    assert not engine.guard.falls_back
 
 
 def test_where_the_fallback_fails_too_the_engine_asks_again() -> None:
@@ -262,7 +262,7 @@ def test_where_the_fallback_fails_too_the_engine_asks_again() -> None:
     predictor.is_broken = True
     *_, timer = engine.handle(LaunchEnded(0), 9)
     assert timer.at_ns == 9 + RETRY_NS  # type: ignore[union-attr]
-    assert engine.faults == {("edf", "decide"): 1, ("fallback-edf", "decide"): 1}
+    assert engine.guard.faults == {("edf", "decide"): 1, ("fallback-edf", "decide"): 1}
     predictor.is_broken = False
     [launch] = engine.handle(TimerFired(), 9 + RETRY_NS)
     assert launch.queries == (1,)  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ def test_the_simulator_goes_on_and_explain_names_the_fault(tmp_path: Path) -> No
     queries = [Query(number, "quick", number, number + 300) for number in range(4)]
     simulate(engine, TableWorld(PREDICTOR), queries, lambda *_: None, log=writer)
     writer.close()
-    assert sum(engine.faults.values()) == 1
+    assert sum(engine.guard.faults.values()) == 1
     told = [line for number in range(4) for line in explain(trace.read(path)[1], number).sentences()]
     assert any("policy 'edf' failed in 'decide' (ZeroDivisionError" in line for line in told)
 

@@ -103,7 +103,7 @@ def with_count(kind: type[ListPolicy], seen: Seen) -> type[ListPolicy]:
 
 def reserve_of(engine: Engine) -> object:
     """The time and the sums of the reserve that the next decision goes by."""
-    reserve = getattr(engine._memory, "reserve", None)
+    reserve = getattr(engine.guard.memory, "reserve", None)
     return reserve and (reserve.made_ns, reserve.keys, reserve.in_quota, reserve.out_of_quota)
 
 

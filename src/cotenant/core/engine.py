@@ -43,7 +43,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
-from cotenant.core.faults import RETRY_NS, Guarded
+from cotenant.core.faults import RETRY_NS, PolicyGuard
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import (
     LOOK_TRANSITIONS,
@@ -80,7 +80,7 @@ _NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
-class Engine(Guarded):
+class Engine:
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
     Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
@@ -91,8 +91,8 @@ class Engine(Guarded):
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
-        super().__init__()
-        self.predictor = predictor
+        self.guard = PolicyGuard()
+        self.predictor, self._key = predictor, self.guard.key
         self._queues, self._accounts = TenantQueues(), Accounts()
         self._live: dict[int, Live] = {}
         self._batches = BegunBatches()
@@ -128,6 +128,11 @@ class Engine(Guarded):
         self._use(policy)
         for tenant in tenants:
             self._on_tenant_added(TenantAdded(tenant), 0, [])
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides, unless the fallback does."""
+        return self.guard.policy
 
     @property
     def live(self) -> int:
@@ -192,7 +197,7 @@ class Engine(Guarded):
             self._expire(now_ns, actions)
         if type(event) is not QueryArrived or not event.more:  # those that come together are decided on together
             self._asks[type(event)](event, now_ns, actions)
-        if self._met and self._settle(now_ns, actions):
+        if self.guard.met and self.guard.settle(now_ns, actions):
             expiries.arm_at(now_ns + RETRY_NS, actions)
         heap = expiries.heap
         if heap and (expiries.timer_ns is None or heap[0][0] < expiries.timer_ns):
@@ -365,10 +370,7 @@ class Engine(Guarded):
             self._deal(now_ns)
 
     def _on_policy(self, event: PolicyChanged, now_ns: int, actions: list[Action]) -> None:
-        """Queries that wait get the keys and the expiries of the new policy; its lanes begin when their cores are free.
-
-        Batches that have begun stay as they are: launches under way end, paused batches are for the new policy.
-        """
+        """Queries that wait get keys and expiries of the new policy. Batches and launches go on as they were begun."""
         self._use(event.policy)
         self._deal(now_ns)
         for query, key in self._queues.reorder(self._key, self.predictor):
@@ -382,12 +384,11 @@ class Engine(Guarded):
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
         spec = policy.spec
         spec.check(self._machine)
-        sizes = sizes_to_try(spec)
         asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
-        self._trust(policy)
-        self.policy, self._lanes, self._drop = policy, spec.lanes, spec.drop
-        self._grouped, self._sizes, self._asks = spec.grouped, sizes, asks
-        self._again_ns, self._lane_masks = _NEVER, tuple(lane.mask for lane in spec.lanes)
+        self._grouped, self._sizes, self._asks = spec.grouped, sizes_to_try(spec), asks
+        self.guard.trust(policy)
+        self._lanes, self._drop, self._again_ns = spec.lanes, spec.drop, _NEVER
+        self._lane_masks = tuple(lane.mask for lane in spec.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
@@ -444,8 +445,7 @@ class Engine(Guarded):
 
     def _decide(self, now_ns: int, actions: list[Action], arrived: int = -1) -> Decision:
         """Ask the policy, and carry out what it says. It may refuse the query that has `arrived` just now."""
-        decision = self._ask(self.snapshot(now_ns), self._fault_of)
-        self._memory = decision.memory
+        decision = self.guard.ask(self.snapshot(now_ns), self._fault_of)
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
             self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)

@@ -118,19 +118,17 @@ class Fallback:
         return (1, tenant.rank, query.deadline_ns) if due_ns is None else (0, due_ns, 0)
 
 
-class Guarded:
-    """What asks the policy, and notes its faults until the event has ended."""
+class PolicyGuard:
+    """The policy of an engine, with the fallbacks that decide in its place, and the faults of the present event.
 
-    policy: Policy
-    predictor: Predictor
+    `faults` counts those so far, by what failed (the policy's name, or that of a fallback) and the call. `error` is the
+    exception of the last one. `met` has the faults of the present event. `memory` is what the last decision left.
+    """
 
     def __init__(self) -> None:
         self.faults: dict[tuple[str, str], int] = {}
-        """Faults so far, by what failed (the policy's name, or that of a fallback) and the call."""
         self.error: Exception | None = None
-        """The exception of the last fault, for those who log it."""
-        self._met: list[PolicyFault] = []
-        """Faults of the present event."""
+        self.met: list[PolicyFault] = []
         self._is_stuck = False
         """The fallback failed, too: nothing decided this event."""
 
@@ -139,16 +137,16 @@ class Guarded:
         """Whether the fallback serves in the policy's place."""
         return self._fallback is not None
 
-    def _trust(self, policy: Policy) -> None:
+    def trust(self, policy: Policy) -> None:
         """Ask this policy from now on."""
-        self._edf = Fallback(policy.spec, keeps_quotas=False)
+        self.policy, self._edf = policy, Fallback(policy.spec, keeps_quotas=False)
         self._fallback: Fallback | None = None
-        self._memory: object = None
+        self.memory: object = None
         self._faulted_ns: list[int] = []
 
-    def _key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+    def key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """The query's key. Once the policy has failed to give one, the others of this event are by deadline."""
-        if self._fallback is not None or (self._met and self._met[-1].call == QUEUE_KEY):
+        if self._fallback is not None or (self.met and self.met[-1].call == QUEUE_KEY):
             return deadline_key(query, tenant, predictor)
         try:
             key = self.policy.queue_key(query, tenant, predictor)
@@ -162,20 +160,21 @@ class Guarded:
             return deadline_key(query, tenant, predictor)
         return key
 
-    def _ask(self, snapshot: Snapshot, fault: Callable[[Decision], str | None]) -> Decision:
+    def ask(self, snapshot: Snapshot, fault: Callable[[Decision], str | None]) -> Decision:
         """A decision that can be carried out: the policy's, else by deadline, else none; `fault` says what is wrong."""
         decider: Decider = self._fallback or self.policy
-        memory = self._memory
+        memory = self.memory
         while True:
             try:
                 decision = decider.decide(snapshot, memory)
                 if (found := fault(decision)) is None:
+                    self.memory = decision.memory
                     return decision
                 raise ProtocolViolationError(f"policy {decider.spec.name!r} {found}")
             except Exception as error:
                 self._blame(decider.spec.name, DECIDE, error)
             if decider is self._edf:
-                self._is_stuck = True
+                self._is_stuck, self.memory = True, None
                 return Decision()
             decider, memory = self._edf, None
 
@@ -186,18 +185,18 @@ class Guarded:
             text = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
         except Exception:
             text = type(error).__name__
-        self._met.append(PolicyFault(name, call, text[:_LONGEST], query))
+        self.met.append(PolicyFault(name, call, text[:_LONGEST], query))
 
-    def _settle(self, now_ns: int, actions: list[Action]) -> bool:
+    def settle(self, now_ns: int, actions: list[Action]) -> bool:
         """Tell the faults of this event. Whether nothing decided it."""
-        for fault in self._met:
+        for fault in self.met:
             place = fault.policy, fault.call
             self.faults[place] = self.faults.get(place, 0) + 1
             if not self.falls_back and fault.policy == self.policy.spec.name:
                 self._faulted_ns = [at for at in self._faulted_ns if at > now_ns - WITHIN_NS] + [now_ns]
                 if len(self._faulted_ns) >= MOST_FAULTS:
-                    self._fallback, self._memory = Fallback(self.policy.spec, keeps_quotas=True), None
+                    self._fallback, self.memory = Fallback(self.policy.spec, keeps_quotas=True), None
                     fault = structs.replace(fault, falls_back=True)
             actions.append(fault)
-        self._met, is_stuck, self._is_stuck = [], self._is_stuck, False
+        self.met, is_stuck, self._is_stuck = [], self._is_stuck, False
         return is_stuck

@@ -28,7 +28,10 @@ Log = Callable[[int, Event, list[Action]], None]
 class Driven(Protocol):
     """As much of an engine as is driven."""
 
-    policy: Policy
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides."""
+        ...
 
     @property
     def live(self) -> int:

@@ -328,7 +328,7 @@ def run_scenario(
 
     world = make_world(scenario, assumptions, noise_seed, contention, made.spec.groups is not None)
     simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
-    outcomes.policy_faults = sum(engine.faults.values())
+    outcomes.policy_faults = sum(engine.guard.faults.values())
     return outcomes
 
 

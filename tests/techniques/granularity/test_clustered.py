@@ -243,7 +243,7 @@ def test_a_batch_that_is_to_go_on_counts_as_waiting() -> None:
         told.arrive(("b", 1, deadline))
         assert told.launches[0].work.end == 1
         plan = JointPlan((JointMember("a", 4, 4), JointMember("c", 1, 1)), waits=(Wait(1, 0, 0, 4),))
-        told.engine.policy = Clustered((TWO_LANES[0],), stretch=0.0, joint_plans=(plan,))
+        told.engine.guard.policy = Clustered((TWO_LANES[0],), stretch=0.0, joint_plans=(plan,))
         told.arrive(("a", 4, 200), ("c", 1, 900), at=5)
         told.end(0, 30)
         assert (len(told.launches) == 3) is follows

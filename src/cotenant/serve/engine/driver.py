@@ -234,8 +234,8 @@ class Driver:
                 ". It has failed too often: a fallback that keeps quotas serves until the policy is set anew (mend it, "
                 "then start the server again, or with a plan send SIGHUP after a change of its file)"
             )
-        is_first = self._engine.faults.get((fault.policy, fault.call)) == 1
-        error = self._engine.error if is_first else None
+        is_first = self._engine.guard.faults.get((fault.policy, fault.call)) == 1
+        error = self._engine.guard.error if is_first else None
         _log.error(text, fault.policy, fault.call, type(event).__name__, fault.reason, exc_info=error)
 
     def _tell_rates(self) -> None:

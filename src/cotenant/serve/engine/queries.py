@@ -101,7 +101,7 @@ def figures_of(driver: Driver | None) -> EngineFigures:
 
     def look(engine: Engine) -> EngineFigures:
         lags = tuple(driver.lags), driver.lag_ns
-        return EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part, *lags)
+        return EngineFigures(dict(engine.guard.faults), engine.guard.falls_back, engine.rated_part, *lags)
 
     return driver.read(look)
 

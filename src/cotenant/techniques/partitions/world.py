@@ -167,7 +167,7 @@ class _Fleet:
 
         driven = StagedEngine(engine, staged) if staged else engine
         simulate(driven, _PlanWorld(served, believed), (query for _, query in offered), responded)
-        log.policy_faults += sum(engine.faults.values())
+        log.policy_faults += sum(engine.guard.faults.values())
 
     def _simulated(self, app: Application) -> SimulatedApplication:
         order = app.order()
