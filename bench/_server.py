@@ -94,13 +94,14 @@ def rss_mb(*pids: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def cpu_us(pids: Iterable[int]) -> float:
-    """Processor time that processes have taken, in microseconds."""
-    ticks = 0
+def cpu_by_process(pids: Iterable[int]) -> dict[int, float]:
+    """Processor time that each process has taken, in microseconds. A process that has ended is left out."""
+    found = {}
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks * 1e6 / os.sysconf("SC_CLK_TCK")
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            found[pid] = (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def worker_pid(server: RunningServer, tenant: str) -> int:

@@ -20,6 +20,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,12 @@ def _beside_triton(console: Console, seeds: Sequence[int], quick: bool) -> tuple
         models[model] = triton.Served(path, section.model.max_batch, slo_ns, service_ns[model])
 
     def contender(name: str, tuning: triton.Tuning) -> Contender:
-        return Contender(name, f"Triton, {tuning}", lambda: triton.serving(models, tuning))
+        @contextmanager
+        def start() -> Iterator[str]:
+            with triton.serving(models, tuning) as server:
+                yield server.http_url
+
+        return Contender(name, f"Triton, {tuning}", start)
 
     def turn(contenders: Sequence[Contender], at: str, seed: int) -> Iterator[dict[str, Any]]:
         rates = (QUICK_PAIR_RATES if quick else PAIR_RATES)[at]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import onnx
 
 from bench.peers._peer import FOLDER, Environment, free_ports, wait_ready
-from cotenant.serve.server_process import stop_process
+from cotenant.serve.server_process import RunningServer, stop_process
 
 ENVIRONMENT = Environment("Triton", "tritonserver")
 _STOP_S = 15.0
@@ -56,8 +56,8 @@ TUNED = (Tuning(0.5), Tuning(0.7), Tuning(0.85))
 
 
 @contextmanager
-def serving(models: Mapping[str, Served], tuning: Tuning) -> Iterator[str]:
-    """Serve ONNX files by model name; give the URL of the HTTP front-end. Raises BenchError when it does not start."""
+def serving(models: Mapping[str, Served], tuning: Tuning) -> Iterator[RunningServer]:
+    """Serve ONNX files by model name. Raises BenchError when the server does not start."""
     packages = Path(
         sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT.folder), "platbase": str(ENVIRONMENT.folder)})
     )
@@ -99,7 +99,7 @@ def serving(models: Mapping[str, Served], tuning: Tuning) -> Iterator[str]:
             process = subprocess.Popen(command, cwd=root, env=variables, stdout=log, stderr=subprocess.STDOUT)
             try:
                 wait_ready("Triton", process, http, models, root / "log")
-                yield f"http://127.0.0.1:{http}"
+                yield RunningServer(process, "127.0.0.1", http, grpc, dict.fromkeys(models, "READY"))
             finally:
                 stop_process(process, _STOP_S)
 
