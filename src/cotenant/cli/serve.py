@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,15 @@ from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig, ServerSection
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Record of the options of `cotenant serve` that say how this run goes, and are no settings."""
+
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True
+    stale: Stale = False
+    as_json: AsJson = False
 
 
 @with_records
@@ -40,11 +50,9 @@ def serve(
     ] = None,
     frontends: Annotated[
         int | None,
-        typer.Option(help="Processes that speak with clients; 0: the one that decides does.", show_default="0"),
+        typer.Option(help="Processes that speak with clients; 0: the one that decides does.", show_default="1"),
     ] = None,
-    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
-    stale: Stale = False,
-    as_json: AsJson = False,
+    run: RunOptions,
 ) -> None:
     """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops.
 
@@ -60,28 +68,28 @@ def serve(
         model_names(repository)  # says what is wrong with the path before anything is written there
         found = settings_of(repository, chosen)
         kind = _serve_in_processes if found.server.frontends else _serve
-        kind(repository, found, signals, trace=trace, stale=stale, as_json=as_json)
+        kind(repository, found, signals, run)
 
 
-def _serve(
-    repository: Path, settings: ServerConfig, signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
-) -> None:
+def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: RunOptions) -> None:
     """Serve from this process alone."""
     from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
     from cotenant.serve.serving import Serving
 
     section = settings.server
-    serving = Serving(repository, settings, stale=stale)
+    serving = Serving(repository, settings, stale=run.stale)
     servers = front_ends(serving.server, section, serving.loop)
     signals.guard(section.drain_s, serving.server.cancel_loads, serving.close_trace)
     signals.on_hangup = serving.hang_up
     try:
         ports = {name: each.start() for name, each in servers.items()}
-        serving.start(records=trace)  # once the ports are ours: a second server must not take the trace from the first
+        serving.start(
+            records=run.trace
+        )  # once the ports are ours: a second server must not take the trace from the first
         if signals.stopped.is_set():
             return
         serving.follow_plan()
-        _say_ready(section, ports, serving.told(), as_json=as_json)
+        _say_ready(section, ports, serving.told(), as_json=run.as_json)
         signals.stopped.wait()
     finally:
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
@@ -93,14 +101,12 @@ def _serve(
             os._exit(0)
 
 
-def _serve_in_processes(
-    repository: Path, settings: ServerConfig, signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
-) -> None:
+def _serve_in_processes(repository: Path, settings: ServerConfig, signals: StopSignals, run: RunOptions) -> None:
     """Serve from an engine process, with front-ends in processes of their own."""
     from cotenant.serve.processes import ServerProcesses
 
     section = settings.server
-    processes = ServerProcesses(repository, settings, frontends=section.frontends, records=trace, stale=stale)
+    processes = ServerProcesses(repository, settings, frontends=section.frontends, records=run.trace, stale=run.stale)
 
     def stop() -> None:
         assert signals.until_s is not None
@@ -108,7 +114,7 @@ def _serve_in_processes(
 
     signals.guard(section.drain_s, stop, processes.kill)
     signals.on_hangup = processes.wake
-    processes.run(lambda: _say_ready(section, processes.ports, processes.told, as_json=as_json))
+    processes.run(lambda: _say_ready(section, processes.ports, processes.told, as_json=run.as_json))
 
 
 def _say_ready(section: ServerSection, ports: Mapping[str, int], told: Mapping[str, Any], *, as_json: bool) -> None:
