@@ -166,6 +166,7 @@ def test_a_close_does_not_wait_for_a_file_that_hangs(
     before = lost()
     recorder = record_in(gate)
     gate.open.clear()
+    gate.reached.clear()
     for time_ns in range(500):
         recorder(time_ns, DrainStarted(), [], None)
     assert gate.reached.wait(WAIT_S)

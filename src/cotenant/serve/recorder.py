@@ -27,8 +27,8 @@ from cotenant.work import Machine
 
 FLUSH_S = 0.1
 """How long an event waits for others that are written with it."""
-CLOSE_S = 2.0
-"""Time that `close` leaves for the rest to be written."""
+CLOSE_S = 1.0
+"""Time that `close` leaves for the rest to be written: less than `cli.signals.LATE_S`."""
 MOST_EVENTS = 1 << 16
 """Events that wait for the file at most: some seconds of a busy server."""
 MOST_BYTES = 64 << 20
