@@ -33,7 +33,7 @@ from cotenant.wire.oip import MESSAGES
 from fake_backend import CountingBackend, FakeBackend, sample, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMITS = Limits(max_body_bytes=1 << 20, max_concurrent_rpcs=4, max_stream_in_flight=3)
+LIMITS = Limits(max_malformed=1 << 30, max_body_bytes=1 << 20, max_concurrent_rpcs=4, max_stream_in_flight=3)
 VECTOR = np.array([[1, 2, 3, 4]], np.float32)
 Code = grpc.StatusCode
 
@@ -432,6 +432,9 @@ class Reader:
         self.released += 1
 
     expect = settle = watch = lambda *_: None
+
+    def blame(self, answer: Any) -> None:
+        answer()
 
     def send(self, data: bytes) -> None:
         self._sent += data

@@ -338,7 +338,8 @@ class Ports:
 
 @contextmanager
 def serving(backend: Any, limits: Limits | None = None) -> Iterator[Ports]:
-    """Run both front-ends on free ports of the loopback interface."""
+    """Run both front-ends on free ports of the loopback interface, by default without a limit of malformed requests."""
+    limits = limits or Limits(max_malformed=1 << 30)
     http, grpc = HttpServer(backend, port=0, limits=limits), GrpcServer(backend, port=0, limits=limits)
     try:
         yield Ports(http.start(), grpc.start())

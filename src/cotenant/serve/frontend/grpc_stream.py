@@ -290,7 +290,10 @@ class StreamCall(Call):
             error = ServeError(Status.INTERNAL, INTERNAL_ERROR)
         self._computing -= 1
         self._outbox.append(_Refusal(id_, error, nbytes))
-        self._advance()
+        if error.status is Status.INVALID_ARGUMENT:
+            self.stream.blame(self._advance)
+        else:
+            self._advance()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
