@@ -18,6 +18,7 @@ from cotenant.serve.frontend.grpc_admission import GrpcAdmission, Incoming
 from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpacking
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
 from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, START_BYTES, UNIMPLEMENTED, status_fields
+from cotenant.serve.frontend.grpc_health import WATCH, WatchCall
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
 from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
@@ -46,7 +47,6 @@ _UNSERVED = {
     },
     f"/{SERVICE}/TraceSetting": "the trace settings extension is not supported",
     f"/{SERVICE}/LogSettings": "the logging settings extension is not supported",
-    f"/{HEALTH_SERVICE}/Watch": "Watch is not supported, call Check",
 }
 
 
@@ -87,6 +87,8 @@ class GrpcApp:
             return InferCall(self, stream, fields, self._limits)
         elif path == _STREAM:
             return self._stream(stream, fields)
+        elif path == WATCH:
+            return WatchCall(self._backend, stream, fields, self._limits)
         elif path in REFLECTION:
             return ReflectionCall(stream, fields, self._limits)
         else:
