@@ -24,7 +24,8 @@ from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.pending_bytes import COUNTED_FROM_BYTES
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
@@ -275,7 +276,7 @@ class UnaryCall(Call):
 
     def begin(self, is_packed: bool, data: Packed) -> None:
         """The message has come."""
-        if self.incoming.held is None:
+        if self.incoming.held is None and len(data) >= COUNTED_FROM_BYTES:
             self._app.admission.count(self.incoming, len(data))
         self._app.unpacked(self, self.incoming, is_packed, data, partial(self._method, self))
 
@@ -300,11 +301,12 @@ class InferCall(UnaryCall):
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
         """Count the message, and look for its model."""
         super().coming(is_packed, start, nbytes)
-        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start, nbytes)
+        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start)
 
     def begin(self, is_packed: bool, data: Packed) -> None:
         """The message has come: look for its model where that is cheaper than to take it apart."""
         self._app.take_slot(self)
-        encoding = self.encoding if is_packed else None
-        self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]), len(data))
+        if is_packed or len(data) >= OFF_LOOP_BYTES:
+            encoding = self.encoding if is_packed else None
+            self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]))
         super().begin(is_packed, data)
