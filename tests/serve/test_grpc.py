@@ -33,7 +33,7 @@ from cotenant.wire.oip import MESSAGES
 from fake_backend import CountingBackend, FakeBackend, sample, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMITS = Limits(max_body_bytes=1 << 20, max_concurrent_rpcs=4, max_stream_in_flight=3)
+LIMITS = Limits(max_malformed=1 << 30, max_body_bytes=1 << 20, max_concurrent_rpcs=4, max_stream_in_flight=3)
 VECTOR = np.array([[1, 2, 3, 4]], np.float32)
 Code = grpc.StatusCode
 
@@ -225,14 +225,42 @@ def test_standard_health_check(backend: CountingBackend, channel: grpc.Channel) 
     service = b"inference.GRPCInferenceService"
     assert check(b"\x0a%c%b" % (len(service), service)) == serving_
     refused(lambda: check(b"\x0a\x01x"), Code.NOT_FOUND, "'x'")
-    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
-    refused(lambda: list(watch(b"")), Code.UNIMPLEMENTED, "Check")
     inner: Any = backend._backend
     inner.accepting = False
     try:
         assert check(b"") == not_serving
     finally:
         inner.accepting = True
+
+
+def test_a_watch_tells_the_state_now_and_when_it_has_changed(backend: CountingBackend, channel: grpc.Channel) -> None:
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    inner: Any = backend._backend
+    states, unknown = watch(b"", timeout=60), watch(b"\x0a\x01x", timeout=60)
+    assert next(states) == b"\x08\x01"
+    assert next(unknown) == b"\x08\x03"
+    inner.accepting = False
+    try:
+        assert next(states) == b"\x08\x02"
+    finally:
+        inner.accepting = True
+    assert next(states) == b"\x08\x01"
+    states.cancel()
+    unknown.cancel()
+    refused(lambda: list(watch(b"\xff", timeout=60)), Code.INVALID_ARGUMENT, "HealthCheckRequest")
+
+
+def test_a_watch_ends_with_the_server() -> None:
+    inner = FakeBackend()
+    server = GrpcServer(inner, port=0)
+    with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
+        states = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+        assert next(states) == b"\x08\x01"
+        inner.accepting = False
+        server.stop()
+        assert next(states) == b"\x08\x02"
+        refused(lambda: next(states), Code.UNAVAILABLE, "stopping")
+    inner.close()
 
 
 def arrived(backend: CountingBackend) -> int:
@@ -432,6 +460,9 @@ class Reader:
         self.released += 1
 
     expect = settle = watch = lambda *_: None
+
+    def blame(self, answer: Any) -> None:
+        answer()
 
     def send(self, data: bytes) -> None:
         self._sent += data

@@ -25,7 +25,7 @@ from fake_backend import CountingBackend, FakeBackend, sample, serving
 
 VECTOR = np.array([[1, 2, 3, 4]], np.float32)
 HEADER = "Inference-Header-Content-Length"
-LIMITS = Limits(max_body_bytes=1 << 20, max_json_bytes=1 << 19, max_header_bytes=4096)
+LIMITS = Limits(max_malformed=1 << 30, max_body_bytes=1 << 20, max_json_bytes=1 << 19, max_header_bytes=4096)
 SHAPE_OF_ALL = {"name", "datatype", "shape"}
 
 

@@ -17,7 +17,7 @@ from cotenant.serve.frontend.http_head import Head, HeadParser
 from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend, FakeBackend, serving
 
-LIMITS = Limits(max_body_bytes=1 << 20, max_header_bytes=4096)
+LIMITS = Limits(max_malformed=1 << 30, max_body_bytes=1 << 20, max_header_bytes=4096)
 WAIT_S = 60.0
 BODY = json.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": np.arange(4.0).tolist()}]}

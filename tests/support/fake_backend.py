@@ -450,11 +450,12 @@ def linked(backend: Any, *, with_links: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def serving(backend: Any, limits: Limits | None = None, mode: str = "here") -> Iterator[Ports]:
-    """Run both front-ends on free ports of the loopback interface."""
+    """Run both front-ends on free ports of the loopback interface, by default without a limit of malformed requests."""
     if mode == "linked":
         with linked(backend) as remote, serving(remote, limits) as ports:
             yield ports
         return
+    limits = limits or Limits(max_malformed=1 << 30)
     http, grpc = HttpServer(backend, port=0, limits=limits), GrpcServer(backend, port=0, limits=limits)
     try:
         yield Ports(http.start(), grpc.start())

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend
 
-LIMITS = Limits(max_body_bytes=1 << 16, max_header_bytes=8192)
+LIMITS = Limits(max_malformed=1 << 30, max_body_bytes=1 << 16, max_header_bytes=8192)
 CLEAN_STATUSES = {200, 400, 404, 405, 413, 431, 499, 501, 503}
 CLEAN_CODES = {
     grpc.StatusCode.OK,

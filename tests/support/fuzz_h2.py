@@ -16,7 +16,9 @@ from cotenant.wire.codec import Limits
 from fake_backend import CountingBackend, FakeBackend
 from h2_client import INFER, PREFACE, frame, message
 
-LIMITS = Limits(max_body_bytes=1 << 16, max_header_bytes=4096, max_concurrent_rpcs=8, max_stream_in_flight=4)
+LIMITS = Limits(
+    max_malformed=1 << 30, max_body_bytes=1 << 16, max_header_bytes=4096, max_concurrent_rpcs=8, max_stream_in_flight=4
+)
 
 
 class Transport:

@@ -67,6 +67,8 @@ class Limits:
     """The same of a body, or of a message of gRPC; a second more for each KiB that has come."""
     max_unread_s: float = 60.0
     """Time for which a client may read nothing of an answer."""
+    max_malformed: int = 100
+    """Malformed requests of one address in 10 s that are answered at once, and of one connection that stays open."""
     max_inputs: int = 256
     max_outputs: int = 256
     max_dims: int = 32

@@ -30,11 +30,11 @@ class Gates:
 
     def __call__(self, time_ns: int, event: Event, actions: Sequence[Action], timing: Timing | None) -> None:
         """Look again at the tenant of a query or worker, and at the gates that were shut."""
-        if isinstance(event, QueryArrived):
+        if type(event) is QueryArrived:
             self._look(event.query.tenant, time_ns)
-        elif isinstance(event, TenantSuspended):
+        elif type(event) is TenantSuspended:
             self._look(event.tenant, time_ns)
-        elif isinstance(event, DrainStarted):
+        elif type(event) is DrainStarted:
             for tenant in self._engine.tenants:
                 self._look(tenant.name, time_ns)
         if self._shut:

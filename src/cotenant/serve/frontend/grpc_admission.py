@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cotenant.serve.frontend.grpc_frames import START_BYTES
-from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES
 from cotenant.serve.frontend.pending_bytes import COUNTED_FROM_BYTES, Held, PendingBytes
 from cotenant.wire.api import Infer, ServeError
 from cotenant.wire.codec import Limits
@@ -53,10 +52,10 @@ class GrpcAdmission:
             self._backend.refused(incoming.model, incoming.arrival_ns, error)
             raise
 
-    def start(self, incoming: Incoming, encoding: bytes | None, start: bytes, nbytes: int) -> None:
+    def start(self, incoming: Incoming, encoding: bytes | None, start: bytes) -> None:
         """Look for the model at the start of a message that is large, or has not come whole; `encoding` is that of a
         compressed one. Raises ServeError as `admit` does."""
-        if incoming.name is None and (encoding is not None or nbytes >= OFF_LOOP_BYTES or len(start) < nbytes):
+        if incoming.name is None:
             if encoding is not None:
                 start = inflated_start(encoding, start, START_BYTES)
             name = model_of(start)

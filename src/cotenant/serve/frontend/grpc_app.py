@@ -18,12 +18,14 @@ from cotenant.serve.frontend.grpc_admission import GrpcAdmission, Incoming
 from cotenant.serve.frontend.grpc_call import HEADERS, Call, Packed, is_slow, parse, unpacking
 from cotenant.serve.frontend.grpc_control import CONTROL, LOADS, PROMPT, health
 from cotenant.serve.frontend.grpc_frames import RESOURCE_EXHAUSTED, START_BYTES, UNIMPLEMENTED, status_fields
+from cotenant.serve.frontend.grpc_health import WATCH, WatchCall
 from cotenant.serve.frontend.grpc_messages import encode_answer, with_deadline
 from cotenant.serve.frontend.grpc_reflection import REFLECTION, ReflectionCall
 from cotenant.serve.frontend.grpc_stream import StreamCall
 from cotenant.serve.frontend.h2_connection import H2Stream, Receiver
 from cotenant.serve.frontend.load_line import LoadLine
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.pending_bytes import COUNTED_FROM_BYTES
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status, not_answered
@@ -46,7 +48,6 @@ _UNSERVED = {
     },
     f"/{SERVICE}/TraceSetting": "the trace settings extension is not supported",
     f"/{SERVICE}/LogSettings": "the logging settings extension is not supported",
-    f"/{HEALTH_SERVICE}/Watch": "Watch is not supported, call Check",
 }
 
 
@@ -87,6 +88,8 @@ class GrpcApp:
             return InferCall(self, stream, fields, self._limits)
         elif path == _STREAM:
             return self._stream(stream, fields)
+        elif path == WATCH:
+            return WatchCall(self._backend, stream, fields, self._limits)
         elif path in REFLECTION:
             return ReflectionCall(stream, fields, self._limits)
         else:
@@ -273,7 +276,7 @@ class UnaryCall(Call):
 
     def begin(self, is_packed: bool, data: Packed) -> None:
         """The message has come."""
-        if self.incoming.held is None:
+        if self.incoming.held is None and len(data) >= COUNTED_FROM_BYTES:
             self._app.admission.count(self.incoming, len(data))
         self._app.unpacked(self, self.incoming, is_packed, data, partial(self._method, self))
 
@@ -298,11 +301,12 @@ class InferCall(UnaryCall):
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
         """Count the message, and look for its model."""
         super().coming(is_packed, start, nbytes)
-        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start, nbytes)
+        self._app.admission.start(self.incoming, self.encoding if is_packed else None, start)
 
     def begin(self, is_packed: bool, data: Packed) -> None:
         """The message has come: look for its model where that is cheaper than to take it apart."""
         self._app.take_slot(self)
-        encoding = self.encoding if is_packed else None
-        self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]), len(data))
+        if is_packed or len(data) >= OFF_LOOP_BYTES:
+            encoding = self.encoding if is_packed else None
+            self._app.admission.start(self.incoming, encoding, bytes(data[:START_BYTES]))
         super().begin(is_packed, data)

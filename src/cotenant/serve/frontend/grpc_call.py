@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -181,10 +182,11 @@ class Call:
         sentence = (message or "the request failed without a reason")[:_MAX_DETAIL_CHARS]
         fields = status_fields(code, sentence)
         fields += [(key.encode(), value.encode()) for key, value in pairs]
-        if self.has_begun:
-            self.stream.end(fields)
+        end = partial(self.stream.end, fields) if self.has_begun else partial(self.stream.refuse, (*HEADERS, *fields))
+        if code == CODES["INVALID_ARGUMENT"]:
+            self.stream.blame(end)
         else:
-            self.stream.refuse((*HEADERS, *fields))
+            end()
 
     def fail_with(self, error: BaseException, pairs: Iterable[tuple[str, str]] = ()) -> None:
         """End the call with the status of an error; one that is not foreseen goes to the log."""

@@ -15,7 +15,7 @@ from cotenant.serve.frontend.grpc_call import HEADERS, INTERNAL_ERROR, OK_TRAILE
 from cotenant.serve.frontend.grpc_frames import START_BYTES, FrameError
 from cotenant.serve.frontend.grpc_messages import encode_answer
 from cotenant.serve.frontend.h2_connection import H2Stream
-from cotenant.serve.frontend.off_loop import OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
+from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, InferResult, ServeError, Status
@@ -240,8 +240,9 @@ class StreamCall(Call):
         try:
             if incoming.held is None:
                 self._codec.admission.count(incoming, nbytes)
-            encoding = self.encoding if is_packed else None
-            self._codec.admission.start(incoming, encoding, bytes(data[:START_BYTES]), nbytes)
+            if is_packed or nbytes >= OFF_LOOP_BYTES:
+                encoding = self.encoding if is_packed else None
+                self._codec.admission.start(incoming, encoding, bytes(data[:START_BYTES]))
             self._codec.unpacked(self, incoming, is_packed, data, parsed, refuse)
         except Exception as error:
             refuse(error)
@@ -290,7 +291,10 @@ class StreamCall(Call):
             error = ServeError(Status.INTERNAL, INTERNAL_ERROR)
         self._computing -= 1
         self._outbox.append(_Refusal(id_, error, nbytes))
-        self._advance()
+        if error.status is Status.INVALID_ARGUMENT:
+            self.stream.blame(self._advance)
+        else:
+            self._advance()
 
     # --- answers --------------------------------------------------------------------------------------------------
 

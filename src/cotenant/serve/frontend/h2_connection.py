@@ -173,6 +173,10 @@ class H2Stream:
         """Bytes of the answer that have not left."""
         return 0 if self.is_over or self._connection.is_over else self._connection.h2.queued_body_size(self.id)
 
+    def blame(self, answer: Callable[[], None]) -> None:
+        """The request is malformed: have it answered, later where the client has sent many of those."""
+        self._connection.blame(answer)
+
     def watch(self) -> None:
         """Call `Receiver.drained` once, when `unsent` is 0."""
         self._connection.watched.add(self)
@@ -231,7 +235,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._room = others.room_bytes
         self._taking = 0
         """Streams whose messages have room."""
-        self._arrived_ns = 0
+        self._arrived_ns = self._malformed = 0
         now_s = self._loop.time()
         self._heard_s = self._used_s = self._sent_s = now_s
         self._unsent = 0
@@ -497,6 +501,17 @@ class H2Connection(asyncio.BufferedProtocol):
         except NGH2Error:  # nothing can be said any more
             pass
         self._transport.close()
+
+    def blame(self, answer: Callable[[], None]) -> None:
+        """A request was malformed: have it answered, and end a connection with too many of those."""
+        self._malformed += 1
+        delay_s = self._others.blame(self._address, self._loop.time())
+        if delay_s:
+            self._loop.call_later(delay_s, answer)
+        else:
+            answer()
+        if self._others.is_hopeless(self._malformed):
+            self.shut_down()
 
     # --- time and the end -----------------------------------------------------------------------------------------
 

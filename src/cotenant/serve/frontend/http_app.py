@@ -69,6 +69,9 @@ class HttpApp:
         self._calls = control
         self._replied = replied
         self._router = Router()
+        self._head: Head | None = None
+        """The last one that was routed, to `_found`."""
+        self._found = HttpRoute(Endpoint.SERVER)
         self._off_loop = off_loop
         self._loads = loads
         self._access = access
@@ -131,9 +134,12 @@ class HttpApp:
     # --- infer ----------------------------------------------------------------------------------------------------
 
     def _route(self, head: Head) -> HttpRoute:
+        if head is self._head:  # heads that were seen before are the same objects
+            return self._found
         route = self._router.find(head.path)
         if not route.takes(head.method):
             raise _WrongMethodError(f"method {shown(head.method)} is not allowed here, expected {route.method}")
+        self._head, self._found = head, route
         return route
 
     def _infer(self, exchange: Exchange, route: HttpRoute) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +28,8 @@ _AT_A_TIME = 16
 """Requests of a connection that are answered at once before others have their turn."""
 _IGNORED_BYTES = 64 << 10
 """Of a body that is not wanted so much is read, before the answer, and the connection stays open."""
+_MALFORMED = (400, 413)
+"""Answers that blame the client for what it has sent."""
 _LINGER_S, _LINGER_BYTES = 2.0, 4 << 20
 """How long, and how much, the server reads and ignores after the last answer of a connection. The system answers unread
 bytes with a reset, and the client's side then drops answers that it has not read."""
@@ -170,6 +173,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_over = False
         """The last answer is written: what still comes is ignored."""
         self._left_bytes = _LINGER_BYTES
+        self._malformed = 0
+        """Requests so far that were malformed."""
 
     # --- asyncio --------------------------------------------------------------------------------------------------
 
@@ -247,7 +252,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                     return
                 self._hand_over()
         except BadRequestError as error:
-            self._write(self._app.malformed(error.status, error.message), is_last=True)
+            self._is_over = True
+            self._blame(partial(self._write, self._app.malformed(error.status, error.message), is_last=True))
             return
         except ServeError as error:
             assert self._head is not None
@@ -360,8 +366,26 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _answered(self, exchange: Exchange, answer: Answer) -> None:
         exchange.body = b""
+        if answer.status in _MALFORMED:
+            self._blame(partial(self._finish, answer))
+        else:
+            self._finish(answer)
+
+    def _blame(self, answer: Callable[[], None]) -> None:
+        """A request was malformed: answer it, later where the client has sent many of those."""
+        self._malformed += 1
+        delay_s = self._others.blame(self._address, self._loop.time())
+        if delay_s:
+            self._loop.call_later(delay_s, lambda: None if self._transport.is_closing() else answer())
+        else:
+            answer()
+
+    def _finish(self, answer: Answer) -> None:
+        """Write the answer to the request in progress, and go on."""
         self._exchange = None
-        self._write(answer)
+        if self._is_over:
+            return
+        self._write(answer, is_last=self._others.is_hopeless(self._malformed))
         if self._is_over:
             return
         if self._is_held:
@@ -447,7 +471,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def give_up(self) -> None:
         """Answer the request in progress now, without waiting for what it asked for."""
         exchange = self._exchange
-        if exchange is None:
+        if exchange is None or exchange.is_over:
             self._transport.abort()
             return
         gone, exchange.on_gone = exchange.on_gone, None

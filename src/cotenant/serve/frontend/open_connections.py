@@ -11,6 +11,10 @@ from typing import Generic, TypeVar
 from cotenant.wire.codec import Limits
 
 C = TypeVar("C")
+_WINDOW_S = 10.0
+"""Malformed requests are counted for so long."""
+_LEAST_DELAY_S, _MOST_DELAY_S = 0.05, 1.0
+"""The delay of the answer to the first one beyond the limit, which grows by as much with each, up to the most."""
 _SILENT_MS_AT = 52
 """Where Linux's `tcp_info` has the milliseconds since the last data came (`tcpi_last_data_recv`)."""
 
@@ -22,6 +26,9 @@ class OpenConnections(Generic[C]):
         self.limits = limits
         self.all: set[C] = set()
         self._by_address: Counter[str] = Counter()
+        self._malformed: Counter[str] = Counter()
+        """Malformed requests by address, since the time of the window."""
+        self._window_s = 0.0
 
     def open(self, connection: C, address: str) -> str:
         """Count a connection; a sentence where there are too many."""
@@ -33,6 +40,19 @@ class OpenConnections(Generic[C]):
         if self._by_address[address] > limits.max_connections_per_address:
             return f"{address} has {limits.max_connections_per_address} connections, the limit for one address"
         return ""
+
+    def blame(self, address: str, now_s: float) -> float:
+        """Count a malformed request of an address. Gives the time, in seconds, by which its answer is to be delayed."""
+        if now_s - self._window_s > _WINDOW_S:
+            self._window_s = now_s
+            self._malformed.clear()
+        self._malformed[address] += 1
+        beyond = self._malformed[address] - self.limits.max_malformed
+        return min(_MOST_DELAY_S, beyond * _LEAST_DELAY_S) if beyond > 0 else 0.0
+
+    def is_hopeless(self, malformed: int) -> bool:
+        """Whether a connection that sent so many malformed requests is to be closed."""
+        return malformed > self.limits.max_malformed
 
     def close(self, connection: C, address: str) -> None:
         """A connection that was opened is gone."""
