@@ -74,7 +74,7 @@ def serve(
 def _serve(
     repository: Path, chosen: dict[str, object], signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
 ) -> None:
-    from cotenant.execute.gpu.queues import use_all_queues
+    from cotenant.execute.gpu.hardware_queues import use_all_queues
 
     use_all_queues(os.environ)
 
