@@ -18,7 +18,7 @@ import grpc
 from bench._carry import MOST_ROWS, Arrays, Ask
 from cotenant.load.clients import Reply, grpc_reply, http_reply, model_path, open_channel
 from cotenant.load.http import HttpPool
-from cotenant.measure.merging import is_same_answer
+from cotenant.measure.merging_trial import is_same_answer
 from cotenant.types import Outcome
 from cotenant.wire.decode import grpc_outputs, http_outputs
 from cotenant.wire.encode import grpc_request, http_request

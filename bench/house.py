@@ -2,8 +2,8 @@
 
 Read off the source below src/cotenant: `src_lines`, all lines of all modules; `package_circles`, groups of two or more
 top packages that import each other, directly or around (imports inside functions and for types alone count); of public
-classes and of modules (`__init__` apart), the names that more than one place has; `config_keys`, what can be set in a
-model's config.toml and in the file of a server.
+classes and of modules, the names that more than one place has, those in `CONVENTIONAL` left out; `config_keys`, what
+can be set in a model's config.toml and in the file of a server.
 
 The base and the techniques, from `bench/_house_map.py`: `base_to_technique`, imports (or names in strings) of
 techniques by the base outside `registry.py`; `undeclared_technique_imports`, pairs of techniques of which one imports
@@ -64,6 +64,8 @@ from cotenant.wire.client import infer_once
 
 PACKAGE = FOLDER.parent / "src" / "cotenant"
 TECHNIQUES = ("overlap", "partitions", "layer_blocks", "placement", "granularity")
+CONVENTIONAL = ("__init__", "cli", "serve", "report", "data", "policy", "predict", "measure", "execute", "world")
+"""Names of modules of techniques that say the part of a technique, so that several techniques have them."""
 LINES_BEFORE = 78_817
 """Lines of `src` when techniques began to move into packages of their own."""
 SEED = 1
@@ -116,7 +118,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    files = twice(stem for name in sources if (stem := name.rpartition(".")[2]) != "__init__")
+    files = twice(stem for name in sources if (stem := name.rpartition(".")[2]) not in CONVENTIONAL)
     modules = modules_of_a_query()
     known = {name.removesuffix(".__init__"): tree for name, tree in trees.items()}
     lines = {name.removesuffix(".__init__"): len(text.splitlines()) for name, text in sources.items()}

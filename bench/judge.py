@@ -16,7 +16,7 @@ from cotenant.errors import CotenantError
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import coruns_path, groups_path, profile_path
 from cotenant.techniques.overlap.group_samples import load_samples
-from cotenant.techniques.overlap.measure.groups import facts_of
+from cotenant.techniques.overlap.measure.measured_groups import facts_of
 from cotenant.techniques.partitions.cli.profile_corun import factor_cells
 from cotenant.techniques.partitions.measure.corun_interference import valid_rows
 

@@ -2,6 +2,6 @@
 
 import os
 
-from cotenant.execute.gpu.queues import use_all_queues
+from cotenant.execute.gpu.hardware_queues import use_all_queues
 
 use_all_queues(os.environ)

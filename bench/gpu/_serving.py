@@ -34,7 +34,7 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share, Work
 

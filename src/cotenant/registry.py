@@ -62,7 +62,7 @@ PLANNERS = "cotenant.planners"
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
-        "overlap": f"{_OVERLAP}.policy.control:Overlap",
+        "overlap": f"{_OVERLAP}.policy.headroom_control:Overlap",
         "duty_cycle": f"{_PARTITIONS}.policy.duty_cycle:DutyCycle",
         "clustered": f"{_GRANULARITY}.policy.clustered:Clustered",
         "layer_block": f"{_LAYER_BLOCKS}.policy.published:LayerBlock",
@@ -78,7 +78,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "co-runs": f"{_PARTITIONS}.cli.profile_corun:CoRunCampaign",
     },
     PLAN_FILES: {"partitions": f"{_PARTITIONS}.serve.replan:PLAN_FILES"},
-    GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.group_models:MODELS"},
+    GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.overlap_models:MODELS"},
     WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
     KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
     RUN_STRATEGIES: {

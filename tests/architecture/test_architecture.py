@@ -251,8 +251,8 @@ def test_every_package_has_a_floor() -> None:
         ("cotenant.wire.encode", "cotenant.load.http"),
         ("cotenant.world.simulated", "cotenant.predict.table"),
         ("cotenant.serve.engine.driver", "cotenant.serve.frontend.http_app"),
-        ("cotenant.techniques.overlap.policy.control", "cotenant.cluster.types"),
-        ("cotenant.techniques.overlap.policy.control", "cotenant.techniques.overlap.predict.overlap"),
+        ("cotenant.techniques.overlap.policy.headroom_control", "cotenant.cluster.types"),
+        ("cotenant.techniques.overlap.policy.headroom_control", "cotenant.techniques.overlap.predict.overlap"),
     ],
 )
 def test_a_broken_law_is_seen(name: str, other: str) -> None:

@@ -139,10 +139,11 @@ def test_what_it_needs_it_imports() -> None:
 
 def test_what_is_wrong_is_found() -> None:
     folder = FOLDERS["overlap"]
-    right = "`policy/control.py:Overlap.decide` `policy/control.py:MOST_MEMBERS` `predict/conformal.py:Margins`"
+    file = "policy/headroom_control.py"
+    right = f"`{file}:Overlap.decide` `{file}:MOST_MEMBERS` `predict/conformal.py:Margins`"
     assert missing_code(folder, right) == []
-    assert missing_code(folder, "`policy/control.py:Overlap.no`, `no.py:Overlap`") == [
-        "policy/control.py:Overlap.no",
+    assert missing_code(folder, "`policy/headroom_control.py:Overlap.no`, `no.py:Overlap`") == [
+        "policy/headroom_control.py:Overlap.no",
         "no.py:Overlap",
     ]
     table = "| a | benchmark |\n|---|---|\n| `x` | `y` (Fig. 1), `z` |\n\n| a | b |\n|---|---:|\n| c | `d` |\n"

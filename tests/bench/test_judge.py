@@ -27,7 +27,7 @@ from corun_rows import ROWS, pair
 from cotenant.errors import InvalidValueError
 from cotenant.repository import groups_path
 from cotenant.techniques.overlap.group_samples import load_samples
-from cotenant.techniques.overlap.measure.groups import facts_of
+from cotenant.techniques.overlap.measure.measured_groups import facts_of
 from cotenant.techniques.overlap.predict.overlap_fit import FitSettings
 from group_campaign import GROUPS, measure, profiled
 from noisy_coruns import world

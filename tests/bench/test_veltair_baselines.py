@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.papers.veltair._baselines import ModelWise, Prema
 from block_sides import Side, even, hold, number_of, sides, starts_of
 from cotenant.core.snapshot import Snapshot
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, BlockStart, Change
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot, BlockStart, Change
 from cotenant.work import Share
 
 SOME = settings(max_examples=80, deadline=None, database=None)

@@ -17,9 +17,9 @@ from bench.papers.veltair import _flat, _flat_blocks, _flat_slack
 from bench.papers.veltair._flat import CORES, DUE, END, FIELDS, FIXED, GONE, SINCE, STATE
 from bench.papers.veltair._flat_rows import FlatRows
 from block_sides import BYTE_COST, LOW, SWITCH_NS, Rules, Side, drawn_jobs, drawn_side, slack_rules
-from cotenant.techniques.layer_blocks.policy import block_model, jobs, price_plans, published, slack_blocks
+from cotenant.techniques.layer_blocks.policy import block_jobs, block_model, price_plans, published, slack_blocks
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot, BlockStart, Change, JobDrop
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, BlockStart, Change, JobDrop
 from cotenant.techniques.layer_blocks.policy.price_plans import PRICES, choices_of
 from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, BlockRules
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
@@ -174,7 +174,7 @@ FLOORS = {
     "SlackBlocks": 2000,
 }
 """How many decisions must be cases of each kind."""
-PRODUCT = (block_model, jobs, price_plans, published, slack_blocks)
+PRODUCT = (block_model, block_jobs, price_plans, published, slack_blocks)
 FLAT = (_flat, _flat_blocks, _flat_slack)
 OF_POLICIES = (
     "LayerBlock.",

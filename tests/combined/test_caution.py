@@ -26,7 +26,7 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.online import Caution, OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from cotenant.world.simulated import TableWorld

@@ -20,7 +20,7 @@ from cotenant.errors import ConfigError
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.policies import policy_class, policy_names
 from cotenant.policies.registry import make_policy, options_of, rebuild_policy
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.trace import header
 from cotenant.work import Machine, Share
 from scenario import CORES, ONE_LANE, TWO_LANES, tables

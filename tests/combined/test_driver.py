@@ -32,7 +32,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.serve.engine.clock import RealClock, VirtualClock
 from cotenant.serve.engine.driver import LAG_BUCKETS_NS, Driver, Observer
 from cotenant.serve.engine.queries import figures_of
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Work
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World

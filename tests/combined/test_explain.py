@@ -28,7 +28,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.clustered import Clustered
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.basis import GroupBeliefs

@@ -202,8 +202,8 @@ class Made:
             return Slowed(TablePredictor(profile.tables()), case.slowed, case.slow)
 
         for module in (
-            "cotenant.techniques.overlap.measure.groups",
-            "cotenant.techniques.overlap.measure.group_models",
+            "cotenant.techniques.overlap.measure.measured_groups",
+            "cotenant.techniques.overlap.measure.overlap_models",
         ):
             self._patch.setattr(f"{module}.load_overlap", load_overlap)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import policy_class, policy_names
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.work import Share
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, policy_of

@@ -26,7 +26,7 @@ from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from looked import Looked

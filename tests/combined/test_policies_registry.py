@@ -23,7 +23,7 @@ from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy, options_of, policy_class, rebuild_policy, register, resolve_options
 from cotenant.techniques.overlap.policy.barrier import needs_barrier, reserved_ns
-from cotenant.techniques.overlap.policy.control import GPU_ENQUEUE_MS
+from cotenant.techniques.overlap.policy.headroom_control import GPU_ENQUEUE_MS
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables

@@ -46,7 +46,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.applications import SimulatedApplication
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.clustered import Clustered
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.plan.file import read_plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out

@@ -10,7 +10,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.report.timeline import write_timeline
 from cotenant.sim.driver import simulate
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.trace import TraceWriter, header, read
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine

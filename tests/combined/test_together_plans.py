@@ -22,8 +22,13 @@ from cotenant.techniques.granularity.plan.kept import (
     together_of,
     usable,
 )
+from cotenant.techniques.granularity.plan.lane_tables import (
+    hand_over_ns,
+    lane_rules,
+    table_of_latencies,
+    table_of_tasks,
+)
 from cotenant.techniques.granularity.plan.planner import Streams
-from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_latencies, table_of_tasks
 from cotenant.techniques.granularity.plan_section import TOGETHER
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.partitions.plan.file import read_plan

@@ -25,7 +25,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from fake_streams import GPU, WAIT_S, FakeLane, FakeModel, FakeStreams, LostError

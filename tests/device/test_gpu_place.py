@@ -40,7 +40,7 @@ from cotenant.profile import device as profile_device
 from cotenant.profile.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
-from cotenant.techniques.overlap.measure.groups import GroupEffort, measure_groups
+from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, measure_groups
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.work import Share
 from repositories import config

@@ -13,7 +13,7 @@ from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError
 from cotenant.execute.gpu import sm_shares
 from cotenant.execute.gpu.configured import SWITCH_S, open_executor, open_streams, sm_lanes
-from cotenant.execute.gpu.queues import VARIABLE, queue_count, use_all_queues
+from cotenant.execute.gpu.hardware_queues import VARIABLE, queue_count, use_all_queues
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 from cotenant.policies.registry import make_policy

@@ -12,7 +12,7 @@ import pytest
 from bench._mixing import KINDS, Alone, Drawn, drawn
 from cotenant.execute.opener import open_model
 from cotenant.graph.dfg import Tensor
-from cotenant.measure.merging import TOLERANCE, is_same_answer, judge_merging
+from cotenant.measure.merging_trial import TOLERANCE, is_same_answer, judge_merging
 from cotenant.profile.merging import Merging
 
 SEEDS = 6

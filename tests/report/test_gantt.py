@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cotenant.gantt import Bar, GanttChart, label_at
-from cotenant.report.gantt import compared
+from cotenant.report.gantt_text import compared
 from cotenant.report.pictures import keys_of
 
 MS = 1_000_000

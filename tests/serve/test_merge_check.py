@@ -17,7 +17,7 @@ from cotenant.config import DeviceSection, IntegritySection, ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import TenantResumed, TenantSuspended
 from cotenant.measure import opening
-from cotenant.measure.merging import is_same_answer
+from cotenant.measure.merging_trial import is_same_answer
 from cotenant.serve.frontend.http_control import OF_MODEL
 from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute
 from cotenant.serve.server import Server

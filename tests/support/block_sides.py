@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from block_models import random_spans, spans_of
 from cotenant.core.predictor import Spans
-from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import (
+from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
     BlockSnapshot,
     BlockStart,
@@ -18,6 +17,7 @@ from cotenant.techniques.layer_blocks.policy.jobs import (
     JobDrop,
     RunningBlock,
 )
+from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.price_plans import choices_of
 from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, BlockRules
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks

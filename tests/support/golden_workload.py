@@ -13,7 +13,7 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Round, Slot

@@ -10,7 +10,7 @@ from cotenant.core.predictor import Member
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import Profile
-from cotenant.techniques.overlap.measure.groups import GroupEffort, measure_groups
+from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, measure_groups
 
 TINY = Effort(budget_s=0.0, min_runs=3, max_runs=3, warm_up=1)
 GROUPS = GroupEffort(count=60, runs=3, warm_up=1)

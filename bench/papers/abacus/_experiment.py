@@ -18,7 +18,7 @@ from cotenant.metrics import percentile_ns
 from cotenant.policies import policy_class
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.sim.driver import simulate
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 

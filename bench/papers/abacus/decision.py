@@ -31,7 +31,7 @@ from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.measure.group_sampler import sample_groups
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
 from cotenant.types import Query, Tenant

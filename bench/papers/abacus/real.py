@@ -37,7 +37,7 @@ from bench.peers import mlserver_process as mlserver
 from cotenant.config import load_server_config
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
-from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
+from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups
 from cotenant.workload import for_capacity
 
 NAME = "abacus-real"

@@ -39,9 +39,9 @@ from bench.papers.abacus._ways import Asked, Published, exhaustive, search_all, 
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.predict.grouped import GroupedPredictor
-from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.techniques.overlap.policy.group_choice import Choice
 from cotenant.techniques.overlap.policy.group_search import find_group
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.work import Share, Work
 
 NAME = "abacus-ways"

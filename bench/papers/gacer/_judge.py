@@ -14,9 +14,9 @@ from bench.papers.gacer._sets import JointSet
 from bench.papers.gacer._worlds import Drawn
 from cotenant.techniques.granularity.joint_plan import JointPlan
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
-from cotenant.techniques.granularity.plan.bounds import bound_of
+from cotenant.techniques.granularity.plan.joint_bound import bound_of
+from cotenant.techniques.granularity.plan.joint_search import JointSearch
 from cotenant.techniques.granularity.plan.published import Published
-from cotenant.techniques.granularity.plan.search import JointSearch
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL
 

@@ -23,9 +23,9 @@ from bench.papers.gacer._zoo_kernels import PAPER_NAMES
 from bench.papers.gacer.sets import geomean
 from cotenant.inner_loop import InnerLoops, best_loops, has_compiler
 from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.plan.joint_search import JointSearch
 from cotenant.techniques.granularity.plan.planner import JointPlanner, JointProgress
 from cotenant.techniques.granularity.plan.published import Descent, JointObjective, Published
-from cotenant.techniques.granularity.plan.search import JointSearch
 from cotenant.techniques.granularity.predict import cluster_loop
 from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy

@@ -48,7 +48,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.plan.joint_search import JointSearch
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share

@@ -15,8 +15,8 @@ from bench.papers.veltair._baseline_rules import decide_prema, decide_whole
 from bench.papers.veltair._flat_rows import FlatRows
 from cotenant.core.snapshot import Snapshot
 from cotenant.policies.registry import register
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot, Change
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Change
 from cotenant.techniques.layer_blocks.policy.published import BlockRules
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.papers.veltair._flat import ACTS, DROP, FIXED, PAUSED, RUNS, START, WAITS
-from cotenant.techniques.layer_blocks.policy.jobs import (
+from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockGrowth,
     BlockJob,
     BlockSnapshot,

@@ -22,9 +22,9 @@ from bench.papers.veltair._models import Efficiency, Model, read_models
 from bench.papers.veltair._play import LANES, arrivals
 from bench.papers.veltair._product import Beliefs, Timed, play_product
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockJob, BlockSnapshot
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, BlockSnapshot
 from cotenant.techniques.layer_blocks.policy.published import BlockRules, LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.layer_blocks.world.many_core import ManyCore

@@ -34,7 +34,7 @@ from cotenant.measure.sweep import served_shares
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
 from cotenant.techniques.layer_blocks.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
-from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
+from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups
 from cotenant.workload import for_capacity
 
 NAME = "veltair-real"

@@ -50,7 +50,7 @@ def profile(
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out
-    from cotenant.execute.gpu.queues import use_all_queues
+    from cotenant.execute.gpu.hardware_queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.profile.profile_file import disturbed_words

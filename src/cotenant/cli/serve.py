@@ -83,9 +83,7 @@ def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: 
     signals.on_hangup = serving.hang_up
     try:
         ports = {name: each.start() for name, each in servers.items()}
-        serving.start(
-            records=run.trace
-        )  # once the ports are ours: a second server must not take the trace from the first
+        serving.start(records=run.trace)  # with ports of its own: a second server must not take the first one's trace
         if signals.stopped.is_set():
             return
         serving.follow_plan()

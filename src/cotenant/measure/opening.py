@@ -25,7 +25,7 @@ from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
-from cotenant.measure.merging import judge_merging
+from cotenant.measure.merging_trial import judge_merging
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device

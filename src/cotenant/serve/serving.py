@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cotenant.config import ServerConfig
-from cotenant.execute.gpu.queues import use_all_queues
+from cotenant.execute.gpu.hardware_queues import use_all_queues
 from cotenant.execute.layout import cores_alone, device_cores, lanes_of
 from cotenant.policies.registry import policy_text
 from cotenant.repository import model_names, trace_path

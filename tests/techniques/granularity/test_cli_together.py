@@ -89,7 +89,7 @@ def searched(known: Any, budget_s: float, *, as_json: bool) -> FoundJointPlan:
 def believed(monkeypatch: pytest.MonkeyPatch, plans_ns: Sequence[int | None]) -> None:
     """What is found is believed to gain, and comes to this on the device, where all at once takes 100."""
 
-    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.joint_overview.LEAST_GAIN_PCT", -1e9)
     monkeypatch.setattr(plan_together, "_rehearsed", lambda *_: Rehearsed(120, 100, tuple(plans_ns)))
 
 
@@ -103,7 +103,7 @@ def test_names_and_rows_are_read_or_refused() -> None:
 def test_a_set_is_measured_once_and_streams_are_as_good(
     root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", 1000.0)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.joint_overview.LEAST_GAIN_PCT", 1000.0)
     svg = tmp_path / "plan.svg"
     status, out, err = run("co-schedule", root, *OPTIONS, "--svg", svg)
     assert status == 0, err
@@ -193,7 +193,7 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
 ) -> None:
     if suffix == "pt2":
         as_torch(root / "left" / "1")
-    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.joint_overview.LEAST_GAIN_PCT", -1e9)
     status, out, err = run("co-schedule", root, *OPTIONS, "--json")
     assert status == 0, err
     measured = json.loads(out)["measured"]

@@ -18,12 +18,12 @@ from bench.papers.gacer._kernel_world import Admission, KernelDevice
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.plan.bounds import bound_of
-from cotenant.techniques.granularity.plan.moves import Moves, Window
+from cotenant.techniques.granularity.plan.joint_bound import bound_of
+from cotenant.techniques.granularity.plan.joint_search import JointSearch
+from cotenant.techniques.granularity.plan.lane_tables import lane_rules, lane_table
+from cotenant.techniques.granularity.plan.plan_moves import Moves, Window
 from cotenant.techniques.granularity.plan.planner import JointProgress, SequentialMembers, Streams
-from cotenant.techniques.granularity.plan.profiled import lane_rules, lane_table
 from cotenant.techniques.granularity.plan.published import JointObjective, Published
-from cotenant.techniques.granularity.plan.search import JointSearch
 from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
 from cotenant.types import Tenant

@@ -33,7 +33,7 @@ from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
 from cotenant.techniques.granularity.plan.kept import keep_together, read_together
-from cotenant.techniques.granularity.plan.worker import Asked, search
+from cotenant.techniques.granularity.plan.search_process import Asked, search
 from cotenant.techniques.granularity.serve import together
 from cotenant.techniques.granularity.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.work import Share

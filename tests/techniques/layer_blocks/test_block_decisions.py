@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from block_models import spans_of
 from block_sides import LOW, Side, even, hold, idle_after, number_of, sides, slack_rules, starts_of
-from cotenant.techniques.layer_blocks.policy.jobs import BlockGrowth, BlockStart, JobDrop
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockGrowth, BlockStart, JobDrop
 from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2
 
 SOME = settings(max_examples=80, deadline=None, database=None)

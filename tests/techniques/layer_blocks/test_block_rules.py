@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from block_models import random_spans, spans_of, unit_ns
 from block_sides import Side, model_of
 from cotenant.core.predictor import Spans
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot
 from cotenant.techniques.layer_blocks.policy.price_plans import PRICES, choices_of
 from cotenant.techniques.layer_blocks.policy.published import BlockRules, first_pivot, threshold_of
 

@@ -11,8 +11,8 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy import block_model
 from cotenant.techniques.layer_blocks.policy.context import lowest
+from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.techniques.layer_blocks.policy.price_plans import plans_of
-from cotenant.techniques.layer_blocks.policy.tables import ModelTables
 from cotenant.types import Tenant
 from cotenant.work import Share
 

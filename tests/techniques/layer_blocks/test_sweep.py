@@ -23,7 +23,7 @@ from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
 from cotenant.techniques.layer_blocks.execute.choice import FOLDER as CHOICE_FOLDER
 from cotenant.techniques.layer_blocks.execute.choice import FORMAT as CHOICE_FORMAT
 from cotenant.techniques.layer_blocks.execute.choice import ChosenKernels, KernelChoice, choice_path, save_choice
-from cotenant.techniques.layer_blocks.execute.sweep import mapped, sweep
+from cotenant.techniques.layer_blocks.execute.store_sweep import mapped, sweep
 from cotenant.techniques.layer_blocks.measure.compile_campaign import CompileEffort, compile_repository
 from cotenant.work import Share
 from kernel_graphs import network, products

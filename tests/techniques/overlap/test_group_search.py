@@ -18,9 +18,9 @@ from cotenant.predict.grouped import FORESEEN, FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy import group_jobs
-from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.techniques.overlap.policy.group_cuts import coarse, spread
 from cotenant.techniques.overlap.policy.group_jobs import jobs_of, next_of, waiting_at
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES

@@ -23,11 +23,17 @@ from cotenant.repository import groups_path, overlap_path
 from cotenant.serve.server import Server
 from cotenant.techniques.overlap.cli import errors_table
 from cotenant.techniques.overlap.group_samples import SamplesError, load_samples
-from cotenant.techniques.overlap.measure import group_models
-from cotenant.techniques.overlap.measure import groups as groups_module
-from cotenant.techniques.overlap.measure.group_models import pair_latencies
-from cotenant.techniques.overlap.measure.groups import GroupEffort, facts_of, fit_groups, load_overlap, measure_groups
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.measure import measured_groups as groups_module
+from cotenant.techniques.overlap.measure import overlap_models
+from cotenant.techniques.overlap.measure.measured_groups import (
+    GroupEffort,
+    facts_of,
+    fit_groups,
+    load_overlap,
+    measure_groups,
+)
+from cotenant.techniques.overlap.measure.overlap_models import pair_latencies
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.overlap.predict.overlap_errors import held_out, held_out_errors
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError
@@ -258,7 +264,7 @@ def test_measured_groups_say_whether_lanes_need_a_barrier(root: Path, monkeypatc
     fit_groups(root, profile)
     hog = {("a", "a"): PairLatency((10, 10), 30), ("a", "b"): PairLatency((10, 10), 12), ("b", "b"): MILD}
     for pairs, needed in (({("a", "a"): MILD}, False), (hog, True)):
-        monkeypatch.setattr(group_models, "pair_latencies", lambda *_, pairs=pairs: pairs)
+        monkeypatch.setattr(overlap_models, "pair_latencies", lambda *_, pairs=pairs: pairs)
         assert resolved(root, overlap, TWO_LANES).options == {"barrier": needed}
         assert resolved(root, overlap, ONE_LANE).options == {"barrier": False}, "one lane has nobody beside it"
     chosen = msgspec.structs.replace(overlap, policy=PolicySection("overlap", {"barrier": False, "ways": 2}))

@@ -16,7 +16,7 @@ from cotenant.core.predictor import Group
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.trace.basis import GroupTally
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share

@@ -19,7 +19,7 @@ from cotenant.core.events import PolicyChanged, PredictorChanged
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.server import Server
-from cotenant.techniques.overlap.measure.groups import fit_groups
+from cotenant.techniques.overlap.measure.measured_groups import fit_groups
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle

@@ -25,7 +25,7 @@ from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import find_versions, graphs_path, placement_path
 from cotenant.serve.server import Server
-from cotenant.techniques.placement.execute.kept import follow, kept_placements
+from cotenant.techniques.placement.execute.kept_placements import follow, kept_placements
 from cotenant.techniques.placement.execute.placeable import digest_of
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.techniques.placement.measure import placed

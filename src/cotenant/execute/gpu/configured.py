@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.gpu.cuda_driver import GpuError
-from cotenant.execute.gpu.queues import MOST, VARIABLE, queue_count
+from cotenant.execute.gpu.hardware_queues import MOST, VARIABLE, queue_count
 from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
 from cotenant.execute.layout import device_cores
 from cotenant.execute.protocol import ModelExecutor

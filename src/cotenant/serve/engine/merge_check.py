@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, TenantChanged, TenantRemoved
 from cotenant.execute.protocol import Tensors, Timing
-from cotenant.measure.merging import is_same_answer
+from cotenant.measure.merging_trial import is_same_answer
 from cotenant.serve.engine.driver import Done, Driver
 from cotenant.serve.models.served_models import QueryForm, ServedModel
 from cotenant.shortages import Resource, report

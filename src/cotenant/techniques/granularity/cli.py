@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cotenant.config import ServerConfig
     from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
     from cotenant.techniques.granularity.kernel_table import KernelTable
-    from cotenant.techniques.granularity.plan.overview import JointOverview
+    from cotenant.techniques.granularity.plan.joint_overview import JointOverview
     from cotenant.techniques.granularity.plan.planner import FoundJointPlan
     from cotenant.techniques.granularity.predict.rules import Occupancy
     from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
@@ -97,8 +97,8 @@ def co_schedule(
     plan that gains 3 % at least is kept in the repository for the policy
     'clustered'; else none is. Ctrl-C ends the search with the best plan so far.
     """
+    from cotenant.techniques.granularity.plan.joint_overview import overview
     from cotenant.techniques.granularity.plan.kept import keep_together, together_of
-    from cotenant.techniques.granularity.plan.overview import overview
     from cotenant.techniques.granularity.plan_section import TOGETHER
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
 
@@ -142,7 +142,7 @@ def _lanes(settings: ServerConfig) -> tuple[Share, ...]:
 def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) -> _Set:
     from cotenant.cli.profile import progress_bar
     from cotenant.repository import default_version
-    from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_tasks
+    from cotenant.techniques.granularity.plan.lane_tables import hand_over_ns, lane_rules, table_of_tasks
     from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
     from cotenant.work import Share
 
@@ -172,7 +172,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
 def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     from cotenant.cli.console import console as make_console
     from cotenant.inner_loop import has_compiler
-    from cotenant.techniques.granularity.plan.search import JointSearch
+    from cotenant.techniques.granularity.plan.joint_search import JointSearch
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():

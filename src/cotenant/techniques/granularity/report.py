@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cotenant.report.gantt import compared
+from cotenant.report.gantt_text import compared
 from cotenant.report.pictures import MOST_WIDTH, in_ms, keys_of, svg_of
+from cotenant.techniques.granularity.plan.joint_overview import JointOverview
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT
-from cotenant.techniques.granularity.plan.overview import JointOverview
 
 _MOST_STOPS = 12
 """That are named; the plan file has all."""

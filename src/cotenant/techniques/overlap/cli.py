@@ -78,8 +78,8 @@ def _measure_groups(
     """Measure groups and fit their predictor; adds to `errors` what was left out."""
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.repository import overlap_path
-    from cotenant.techniques.overlap.measure.group_models import pair_latencies
-    from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
+    from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups
+    from cotenant.techniques.overlap.measure.overlap_models import pair_latencies
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
     with progress_bar(quiet=quiet) as on_step:
@@ -108,7 +108,7 @@ def slowdown_table(slowdown: dict[str, float]) -> FittedTable:
 def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
     from cotenant.repository import groups_path
     from cotenant.techniques.overlap.group_samples import load_samples
-    from cotenant.techniques.overlap.measure.groups import facts_of
+    from cotenant.techniques.overlap.measure.measured_groups import facts_of
     from cotenant.techniques.overlap.predict.overlap_errors import held_out_errors
 
     _, samples = load_samples(groups_path(root))

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cotenant.report.fitted_table import FittedTable
-from cotenant.report.gantt import compared
+from cotenant.report.gantt_text import compared
 from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of
 from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT, PlacementOverview, StageView
 

@@ -15,8 +15,8 @@ from cotenant.profile.profile_file import Profile
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable, fingerprint_of
+from cotenant.techniques.granularity.plan.lane_tables import hand_over_ns, lane_rules, table_of_tasks
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan
-from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_tasks
 from cotenant.techniques.granularity.plan_section import TOGETHER
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy

@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.techniques.granularity.joint_plan import JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.plan.bounds import bound_of
+from cotenant.techniques.granularity.plan.joint_bound import bound_of
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
 

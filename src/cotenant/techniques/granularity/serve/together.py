@@ -22,8 +22,8 @@ from cotenant.serve.models.served_models import ServedModel
 from cotenant.serve.services import Host, Service
 from cotenant.techniques.granularity.joint_plan import TogetherPlan, cuts_of_all
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
-from cotenant.techniques.granularity.plan.profiled import table_of_latencies
-from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
+from cotenant.techniques.granularity.plan.lane_tables import table_of_latencies
+from cotenant.techniques.granularity.plan.search_process import Asked, AskedMember
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.techniques.placement.measured_tasks import read_tasks
 from cotenant.work import CPU, Share
@@ -147,7 +147,7 @@ class TogetherPlans(Service):
     def _search(self, asked: Asked) -> TogetherPlan | None:
         """What a process of its own finds. Raises TimeoutError when that does not end in time."""
         names = " and ".join(member.model for member in asked.members)
-        command = [sys.executable, "-P", "-m", "cotenant.techniques.granularity.plan.worker"]
+        command = [sys.executable, "-P", "-m", "cotenant.techniques.granularity.plan.search_process"]
         try:
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0

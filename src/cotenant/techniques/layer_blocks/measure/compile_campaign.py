@@ -36,7 +36,7 @@ from cotenant.techniques.layer_blocks.execute.choice import (
 )
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.layer_blocks.execute.loaded_kernels import apply, runtime_of, store_of
-from cotenant.techniques.layer_blocks.execute.sweep import sweep
+from cotenant.techniques.layer_blocks.execute.store_sweep import sweep
 from cotenant.techniques.layer_blocks.measure.kernel_judge import DIFFERS, error_of, judged_error
 from cotenant.techniques.layer_blocks.measure.version_pressure import pressure_bench, versions_by_level
 from cotenant.work import Share

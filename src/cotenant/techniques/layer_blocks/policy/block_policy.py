@@ -13,9 +13,9 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, PolicySpec, Snapshot
 from cotenant.policies.base import CheckedOptions
 from cotenant.policies.desk import Key
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot, Change
 from cotenant.techniques.layer_blocks.policy.context import DecisionContext
-from cotenant.techniques.layer_blocks.policy.jobs import BlockSnapshot, Change
-from cotenant.techniques.layer_blocks.policy.tables import ModelTables
+from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
 

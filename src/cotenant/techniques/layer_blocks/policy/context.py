@@ -9,9 +9,8 @@ from cotenant.core.admission import hopeless
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
 from cotenant.policies.desk import Desk
-from cotenant.techniques.layer_blocks.policy.basis import BlockBasis
-from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import (
+from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
+from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
     BlockSnapshot,
     BlockStart,
@@ -19,7 +18,8 @@ from cotenant.techniques.layer_blocks.policy.jobs import (
     JobDrop,
     RunningBlock,
 )
-from cotenant.techniques.layer_blocks.policy.tables import ModelTables
+from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
+from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 

@@ -11,9 +11,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from cotenant.core.snapshot import Snapshot
-from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
-from cotenant.techniques.layer_blocks.policy.jobs import (
+from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockGrowth,
     BlockJob,
     BlockSnapshot,
@@ -22,6 +20,8 @@ from cotenant.techniques.layer_blocks.policy.jobs import (
     RunningBlock,
     percent,
 )
+from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
+from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 
 ALGORITHM_2 = 0
 """The `grain` of blocks that end before the next pivot (VELTAIR, Algorithm 2)."""

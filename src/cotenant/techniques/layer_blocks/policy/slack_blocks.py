@@ -11,9 +11,16 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Snapshot
 from cotenant.policies.desk import Key, Stretch
+from cotenant.techniques.layer_blocks.policy.block_jobs import (
+    BlockJob,
+    BlockSnapshot,
+    BlockStart,
+    Change,
+    JobDrop,
+    percent,
+)
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
 from cotenant.techniques.layer_blocks.policy.block_policy import FEW_LANES, BlockPolicy, Target
-from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, BlockSnapshot, BlockStart, Change, JobDrop, percent
 from cotenant.types import Query, Tenant
 
 FEW_PATIENCE, MANY_PATIENCE = 1.0, 5.0

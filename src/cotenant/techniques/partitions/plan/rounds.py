@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from cotenant.errors import PlanError
-from cotenant.techniques.overlap.policy.control import MOST_MEMBERS
+from cotenant.techniques.overlap.policy.headroom_control import MOST_MEMBERS
 from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, worst_beside
 from cotenant.work import Work
 

@@ -66,7 +66,7 @@ class PlacementRunStrategy(RunStrategy):
 
     def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
         """See RunStrategy: these placements, as they lie beside the graphs."""
-        from cotenant.techniques.placement.execute.kept import follow
+        from cotenant.techniques.placement.execute.kept_placements import follow
 
         follow(model, graphs, chosen)
 

@@ -26,7 +26,7 @@ from cotenant.measure.solo import Effort, in_turns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import placement_path
-from cotenant.techniques.placement.execute.kept import kept_placements
+from cotenant.techniques.placement.execute.kept_placements import kept_placements
 from cotenant.techniques.placement.execute.placeable import Placeable
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from cotenant.techniques.placement.unit_placement import UnitPlacement

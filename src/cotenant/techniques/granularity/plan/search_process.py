@@ -16,9 +16,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from cotenant.techniques.granularity.joint_plan import TogetherPlan
+from cotenant.techniques.granularity.plan.joint_search import JointSearch
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT, together_of
-from cotenant.techniques.granularity.plan.profiled import lane_rules, lane_table
-from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.plan.lane_tables import lane_rules, lane_table
 
 _NICE = 10
 """Above that of models and front-ends; at 19 a search does not end on a machine that is busy."""

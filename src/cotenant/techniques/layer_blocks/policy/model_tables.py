@@ -8,8 +8,8 @@ from typing import cast
 from cotenant.core.predictor import BlockPredictor, Predictor, Spans
 from cotenant.core.snapshot import Running
 from cotenant.errors import CotenantError
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockJob, RunningBlock
 from cotenant.techniques.layer_blocks.policy.block_model import BlockModel
-from cotenant.techniques.layer_blocks.policy.jobs import BlockJob, RunningBlock
 from cotenant.techniques.layer_blocks.policy.price_plans import choices_of
 from cotenant.types import Tenant
 from cotenant.work import Share

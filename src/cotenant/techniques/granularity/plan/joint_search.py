@@ -21,7 +21,7 @@ import numpy as np
 
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.plan.moves import Moves, Window, barrier_as_waits, even_rows, with_ranks
+from cotenant.techniques.granularity.plan.plan_moves import Moves, Window, barrier_as_waits, even_rows, with_ranks
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointProgress, found
 from cotenant.techniques.granularity.plan.published import Descent, Published
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
