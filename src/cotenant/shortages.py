@@ -1,6 +1,7 @@
 """Resources of the system that could not be had: counted for the metrics page, and logged.
 
-Each want costs the call that met it. The counts are those of this process, like the limits that they speak of.
+Each want costs the call that met it. The counts are those of this process, like the limits that they speak of, and of
+front-end processes, which tell theirs.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ def start_thread(thread: threading.Thread, lost: str) -> None:
     except RuntimeError:
         report(Resource.THREAD, lost)
         raise
+
+
+def add(met: Mapping[str, int]) -> None:
+    """Count what another process of this server has met, and logged, by the values of Resource."""
+    with _lock:
+        _counted.update({Resource(name): times for name, times in met.items()})
 
 
 def counts() -> Mapping[Resource, int]:

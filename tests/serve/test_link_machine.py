@@ -10,10 +10,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from cotenant import shortages
 from cotenant.core.admission import Gate
 from cotenant.serve.directory import Directory, Front, NameState
 from cotenant.types import Outcome
@@ -190,3 +192,19 @@ TestLinks.settings = settings(max_examples=25, stateful_step_count=20)
 
 def test_the_histories_reached_everything() -> None:
     assert set(REACHED) >= {"arrived", "answered", "withdrawn", "lost", "ended at once 1", "ended at once 2"}
+
+
+def test_what_a_front_end_was_short_of_is_counted_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Mapping[str, int]] = []
+    came = threading.Event()
+
+    def add(met: Mapping[str, int]) -> None:
+        told.append(met)
+        came.set()
+
+    monkeypatch.setattr(shortages, "add", add)
+    monkeypatch.setattr("cotenant.serve.link.remote_backend._TELL_EVERY_S", 0.01)
+    with linked(Engine()):
+        shortages.report(shortages.Resource.DESCRIPTOR, "a test", 3)
+        assert came.wait(WAIT_S)
+    assert told == [{"descriptor": 3}]

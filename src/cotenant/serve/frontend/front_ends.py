@@ -22,13 +22,14 @@ _LEAST_GRACE_S = 0.7
 def front_ends(
     backend: Backend, section: ServerSection, loop: ServeLoop, processes: int = 1
 ) -> dict[str, HttpServer | GrpcServer]:
-    """The servers of a backend on a loop, by the settings that name their ports; one of so many `processes`, which have
-    the connections together."""
+    """The servers of a backend on a loop, by the settings that name their ports; one of so many `processes`, which
+    share the limits of connections and of bodies."""
     usual = Limits()
     limits = replace(
         usual,
         max_body_bytes=int(section.max_body_mib * (1 << 20)),
         max_connections=-(-usual.max_connections // processes),
+        max_pending_bytes=-(-usual.max_pending_bytes // processes),
     )
     access = access_at(section.host) if section.admin_port is None else Access.CLOSED
     found: dict[str, HttpServer | GrpcServer] = {

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cotenant import shortages
 from cotenant.core.admission import Gate
 from cotenant.errors import CotenantError
 from cotenant.serve.directory import Directory, ShutGates
@@ -29,6 +30,7 @@ from cotenant.serve.link.messages import (
     Failed,
     Freed,
     Replied,
+    Shortages,
     ToEngine,
     Value,
     Withdraw,
@@ -199,6 +201,8 @@ class _FrontLink:
                         self._server.replied_at(query, ended_ns, at_ns)
                 case Declined(model=model, arrival_ns=arrival_ns, error=error):
                     self._server.refused(model, arrival_ns, error.error)
+                case Shortages(met=met):
+                    shortages.add(met)
                 case Freed(blocks=blocks):
                     for block in blocks:
                         self._arena.free(block)

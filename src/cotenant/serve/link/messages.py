@@ -41,6 +41,12 @@ class Replied(Struct, frozen=True, array_like=True, tag=True, gc=False):
     at_ns: int
 
 
+class Shortages(Struct, frozen=True, array_like=True, tag=True):
+    """To the engine: how often resources were short since the last time, by the values of `shortages.Resource`."""
+
+    met: dict[str, int]
+
+
 class Call(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """To the engine: a method of `Control`, with its arguments."""
 
@@ -106,7 +112,7 @@ class Freed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     blocks: list[int]
 
 
-ToEngine = Ask | Withdraw | Replied | Declined | Call | Freed
+ToEngine = Ask | Withdraw | Replied | Declined | Shortages | Call | Freed
 ToFrontend = Ended | Failed | Value | Freed | Directory | ShutGates
 RETURNS: dict[str, Any] = {
     "config": dict[str, Any],

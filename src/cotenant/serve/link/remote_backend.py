@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from cotenant import shortages
 from cotenant.core.admission import OPEN, Gate
 from cotenant.errors import CotenantError
 from cotenant.serve.directory import Directory, ShutGates, refusal_of
@@ -30,6 +32,7 @@ from cotenant.serve.link.messages import (
     Failed,
     Freed,
     Replied,
+    Shortages,
     ToFrontend,
     Value,
     Withdraw,
@@ -49,6 +52,8 @@ from cotenant.wire.codec import validate
 from cotenant.wire.ending import FAILURE
 
 _RETRY_S = 0.05
+_TELL_EVERY_S = 1.0
+"""How often the engine is told of wants of resources, if there are any."""
 _log = logging.getLogger("cotenant.frontend")
 Done = Callable[[InferResult], None]
 
@@ -79,6 +84,7 @@ class RemoteBackend:
         self._thread = 0
         self._directory = Directory()
         self._shut: Mapping[str, Gate] = {}
+        self._met = shortages.counts()
 
     # --- the link -------------------------------------------------------------------------------------------------
 
@@ -93,7 +99,19 @@ class RemoteBackend:
                 _log.debug("no link to the engine yet: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            await lost.wait()
+            while not lost.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(lost.wait(), _TELL_EVERY_S)
+                self._tell_shortages()
+
+    def _tell_shortages(self) -> None:
+        met = shortages.counts()
+        new = {
+            each.value: times - self._met.get(each, 0) for each, times in met.items() if times > self._met.get(each, 0)
+        }
+        if new and self._link is not None:
+            self._link.send(Shortages(new))
+            self._met = met
 
     async def _connected(self) -> asyncio.Event:
         loop = asyncio.get_running_loop()
