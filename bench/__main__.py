@@ -23,9 +23,10 @@ _OWN = (
     *("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed"),
     *("graph", "edges", "link", "memory"),
     *("kernels", "sms", "tflops", "gbps", "sets"),
+    *("attacks", "frontends"),
 )
 """Options that only some benchmarks or commands have."""
-_NAMES = {"source": "from", "sets": "set"}
+_NAMES = {"source": "from", "sets": "set", "attacks": "attack"}
 """Options by another name than the parameter that they are for."""
 
 
@@ -103,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         ("--gbps", float, "its peak bandwidth, in 10^9 bytes a second"),
     ):
         parser.add_argument(option, type=number, metavar="N", help=f"gacer-sets: {about}")
+    about = "isolation: this attack, and nothing else but calm runs; may be given several times"
+    parser.add_argument("--attack", dest="attacks", action="append", metavar="KIND", help=about)
+    about = "isolation: front-end processes of the server in all rows; 0: none"
+    parser.add_argument("--frontends", type=int, metavar="N", help=about)
     parser.add_argument("--rates", metavar="R,R,R", help="gpulet-scenarios: rates a second that a model may have")
     return parser
 

@@ -27,6 +27,8 @@ from cotenant.wire.oip import MESSAGES, SERVICE
 
 GIVE_UP_S = 60.0
 TRANSPORTS = ("http-binary", "http-json", "grpc", "grpc-stream")
+UNANSWERED = "no answer: "
+"""Begins the reasons of queries that ended without an answer of the server."""
 _MOST_IN_STREAM = 5
 _EXAMPLES = 5
 _JSON_TYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL", "object": "BYTES"}
@@ -156,7 +158,7 @@ class Askers:
             replies = await work
         except (OSError, grpc.aio.AioRpcError) as error:
             self.tally.unanswered += count
-            self.tally.reasons[f"no answer: {type(error).__name__}: {str(error)[:120]}"] += 1
+            self.tally.reasons[f"{UNANSWERED}{type(error).__name__}: {str(error)[:120]}"] += 1
             return
         for reply, (_, expected) in zip(replies, asked, strict=True):
             if not isinstance(reply, Reply):

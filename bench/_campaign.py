@@ -6,12 +6,14 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cotenant
 from bench._server import cache_folder
 
 PROCESSES = 2
@@ -63,6 +65,33 @@ def run_all(
             done += 1
             print(f"{name}: {done}/{len(tasks)} {said(_judged(job))}", file=sys.stderr, flush=True)
     return [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def timed_rows(
+    name: str,
+    sources: Iterable[ModuleType],
+    tasks: Sequence[Any],
+    measure: Callable[[Any], list[dict[str, Any]]],
+    said: Callable[[list[dict[str, Any]]], str],
+    *,
+    quick: bool,
+) -> list[dict[str, Any]]:
+    """The rows of all tasks, measured one after the other on servers of ours.
+
+    A full run that was cut short goes on where it was, while neither the modules nor the product have changed. Once all
+    rows are there, nothing is kept: the next run measures anew.
+    """
+    kept = cache_folder() / (f"{name}-rows-quick" if quick else f"{name}-rows")
+    if quick:
+        shutil.rmtree(kept, ignore_errors=True)
+    rows = run_all(kept.name, digest_of(sources, product_files()), tasks, measure, said, 1)
+    shutil.rmtree(kept)
+    return rows
+
+
+def product_files() -> list[Path]:
+    """The product's code."""
+    return sorted(Path(cotenant.__file__).parent.rglob("*.py"))
 
 
 def _judged(job: tuple[Callable[[Any], list[dict[str, Any]]], Any, Path]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from cotenant.zoo import build
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
 FRONT_END = b"cotenant.serve.frontend_process"
 ENGINE = b"cotenant.serve.engine_process"
+LOADER = b"cotenant.measure.loader_process"
 _WORKER = b"cotenant.execute.worker.main"
 
 
@@ -81,6 +82,11 @@ def command(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def processes_of(server: RunningServer, module: bytes) -> list[int]:
+    """The processes of a server that run a module (ENGINE, FRONT_END, LOADER), the oldest first."""
+    return [pid for pid in family(server.process.pid) if module in command(pid)]
 
 
 def without_workers(server: RunningServer) -> list[int]:

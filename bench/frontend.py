@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -32,12 +32,11 @@ from typing import Any
 
 import numpy as np
 
-import cotenant
 from bench import _h2_client
-from bench._campaign import digest_of, run_all
+from bench._campaign import timed_rows
 from bench._h2_client import h2_load
 from bench._registry import BenchError
-from bench._server import cache_folder, cpu_by_process, family, serving, tiny_repository, without_workers
+from bench._server import cpu_by_process, family, serving, tiny_repository, without_workers
 from bench.peers import triton_process as triton
 from cotenant.serve.server_process import RunningServer
 from cotenant.zoo.graph import GraphWriter
@@ -338,9 +337,6 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure all servers in turns. `data_dir` is not used; rows are kept in the user's cache folder meanwhile."""
     window_s, repetitions = (QUICK_WINDOW_S, QUICK_REPETITIONS) if quick else (WINDOW_S, REPETITIONS)
     missing = _find_triton(quick)
-    kept = "frontend-quick" if quick else "frontend"
-    if quick:
-        shutil.rmtree(cache_folder() / kept, ignore_errors=True)
     with ExitStack() as stack:
 
         @cache
@@ -353,11 +349,9 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
                 return _on_one_core(started(), window_s, repetition)
             return _turn(started(), load, clients, window_s, repetition)
 
-        files = sorted(Path(cotenant.__file__).parent.rglob("*.py"))
-        key = f"{digest_of([_h2_client, triton], [Path(__file__), *files])}-{missing}"
         tasks = [(repetition, *turn) for repetition in range(repetitions) for turn in (*TURNS, ONE_CORE)]
-        rows = run_all(kept, key, tasks, rows_of, _said, 1)
-    shutil.rmtree(cache_folder() / kept)
+        sources = [sys.modules[__name__], _h2_client, triton]
+        rows = timed_rows("frontend", sources, tasks, rows_of, _said, quick=quick)
     summary = over_triton(rows) | _one_core_summary(rows)
     _show(rows, summary)
     print(f"FP32[1,16], medians of {repetitions} windows of {window_s} s")

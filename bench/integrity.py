@@ -7,8 +7,9 @@ name for all first dimensions; in some of them rows of a batch act on each other
 what the model gives for that query alone (`neighbour_dependent_answers`). Clients in a closed loop, over HTTP (binary
 and JSON), gRPC and gRPC streams; three in ten leave before they are answered, a few bring time-outs of their own. Every
 configuration is a fresh server, in some of which models run by a technique (`_by_technique`), the last one a cluster of
-two nodes behind its gateway. SLOs are longer than clients wait, so that nobody may fail who stays: `innocent_failures`
-counts those who did, other than by a kill or a reload of their configuration; those are `excused`, with the reason.
+two nodes behind its gateway. A server has a front-end process, or none (`--frontends 0`), or two that are killed. SLOs
+are longer than clients wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by
+a kill or a reload of their configuration; those are `excused`, with the reason.
 `left_at_a_cut` is read from traces: members that left a batch between two of its launches while others stayed.
 """
 
@@ -31,11 +32,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-import cotenant
 from bench import _by_technique, _carry, _mixing
-from bench._askers import Askers, Tally, Target
+from bench._askers import UNANSWERED, Askers, Tally, Target
 from bench._by_technique import chunk_launches, placed_launches, prepare
-from bench._campaign import digest_of, run_all
+from bench._campaign import digest_of, product_files, run_all
 from bench._carry import (
     MOST_ROWS,
     ask_carry,
@@ -53,7 +53,7 @@ from bench._carry import (
 from bench._cluster_faults import kill_node
 from bench._mixing import KINDS, Alone, drawn
 from bench._registry import BenchError
-from bench._server import serving, worker_pid
+from bench._server import FRONT_END, processes_of, serving, worker_pid
 from bench._tenants import profiled
 from bench.cluster import cluster
 from cotenant.measure.solo import Effort
@@ -71,6 +71,8 @@ CALLERS = 20
 CLUSTER_PERIOD_S = 2.0
 """From one look at the plan to the next."""
 SEED = 5
+LOST_CONNECTION = ("the server closed the connection", "Connection reset", "Socket closed", "UNAVAILABLE")
+"""What clients are told by their libraries when the process at the other end dies."""
 _LEAST_DISTURBANCES = 2
 _MOST_S, _QUICK_MOST_S = 40.0, 8.0
 QUICK_KINDS = ("found rows", "dynamic quantisation", "tokens, mixed", "sliced")
@@ -144,6 +146,16 @@ SETTINGS = (
         disturb="reload",
         excuse=("reloaded",),
     ),
+    Setting("edf, front-end in the engine", f'[policy]\nname = "edf"\n{_EVERY_CUT}', ("--frontends", "0")),
+    Setting(
+        "edf, front-ends killed",
+        f'[policy]\nname = "edf"\n{_EVERY_CUT}',
+        ("--frontends", "2"),
+        disturb="frontend",
+        excuse=LOST_CONNECTION,
+        period_s=3.0,
+        most=6,  # after more of them the next one would be waited for
+    ),
     Setting("compiled", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}', by="kernels"),
     Setting(
         "compiled, in threads on both cores",
@@ -169,7 +181,14 @@ SETTINGS = (
     ),
 )
 _BY = frozenset(each.name for each in SETTINGS if each.by)
-QUICK = ("edf, one core", "overlap", "edf in threads", "edf, workers killed")
+QUICK = (
+    "edf, one core",
+    "overlap",
+    "edf in threads",
+    "edf, workers killed",
+    "edf, front-end in the engine",
+    "edf, front-ends killed",
+)
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
@@ -192,8 +211,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
             row.by_technique += units
             return [asdict(row)]
 
-        files = sorted(Path(cotenant.__file__).parent.rglob("*.py"))
-        key = f"{digest_of([_by_technique, _carry, _mixing], [Path(__file__), *files])}-{limits}"
+        key = f"{digest_of([_by_technique, _carry, _mixing], [Path(__file__), *product_files()])}-{limits}"
         tasks = list(range(len(settings)))
         made = run_all("integrity", key, tasks, row_of, lambda rows: str(rows[0]["configuration"]), 1)
     rows = [Row(**each) for each in made]
@@ -259,9 +277,11 @@ def measure(
     finally:
         (root / SERVER_FILE).unlink()
     records = [] if setting.disturb == "node" else list(read(trace_path(root))[1])
-    row = Row(setting.name, tally.answers, tally.foreign, tally.dependent, tally.unanswered)
-    row.excused = sum(count for why, count in tally.reasons.items() if any(each in why for each in setting.excuse))
-    row.innocent_failures = tally.failed - row.excused
+    excused = {why: count for why, count in tally.reasons.items() if any(each in why for each in setting.excuse)}
+    unanswered = sum(count for why, count in excused.items() if why.startswith(UNANSWERED))
+    row = Row(setting.name, tally.answers, tally.foreign, tally.dependent, tally.unanswered - unanswered)
+    row.excused = sum(excused.values())
+    row.innocent_failures = tally.failed - (row.excused - unanswered)
     row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
     row.left_at_a_cut = left_at_a_cut(records)
     row.by_technique = chunk_launches(records) if setting.by == "chunks" else placed
@@ -322,9 +342,15 @@ def _start(root: Path, setting: Setting, targets: list[Target], options: list[st
         acts: dict[str, Callable[[int], None]] = {
             "": lambda _: None,
             "kill": lambda _: os.kill(worker_pid(server, "carry"), signal.SIGKILL),
+            "frontend": lambda number: os.kill(_one_of(processes_of(server, FRONT_END), number), signal.SIGKILL),
             "reload": lambda _: _post(f"{server.http_url}/v2/repository/models/carry/load"),
         }
         yield Served(server.http_url, f"{server.host}:{server.grpc_port}", acts[setting.disturb])
+
+
+def _one_of(pids: Sequence[int], number: int) -> int:
+    """One of some processes, in turn. Raises ZeroDivisionError where there is none."""
+    return pids[number % len(pids)]
 
 
 async def _ask(
@@ -350,7 +376,7 @@ async def _ask(
 
 
 async def _disturb(served: Served, setting: Setting, moments: list[float]) -> None:
-    """Kill a worker or a node, or reload a model, again and again, and note when."""
+    """Kill a worker, a front-end or a node, or reload a model, again and again, and note when."""
     while setting.disturb and len(moments) < setting.most:
         await asyncio.sleep(setting.period_s)
         with suppress(BenchError, ZeroDivisionError, ProcessLookupError):  # it has not come back yet

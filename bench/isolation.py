@@ -1,8 +1,10 @@
 """Isolation: what victims notice of one clumsy or hostile client, on a real server under its default policy.
 
-Three tenants of the quick start ask 5 queries a second each, all within what they are owed. In turns with that alone, a
-client of another tenant does one of the things in `bench/_attackers.py`, or its worker is killed every 2 s. Clients run
-on the same cores, with a low priority; their processor time is in the rows.
+Three tenants of the quick start ask 6 queries a second each, all within what they are owed. In turns with that alone, a
+client of another tenant does one of the things in `bench/_attackers.py`, or something fails: the worker of that tenant,
+a front-end or the process that loads models is killed again and again, or the disk takes nothing of the trace. Clients
+run on the same cores, with a low priority; their processor time is in the rows, as is the number of front-end
+processes of the server (`frontends`, 0: none).
 `worst_victim_drop_points`: by how many points of attainment a victim is below its own in the calm runs, at most.
 `recovery_s`: how long after the end of an attack the last query of a victim that missed its SLO came, at most.
 A row during which others took more than 5 % of the processor is measured again, once. Rows are kept as they come: a run
@@ -11,15 +13,19 @@ that was cut short goes on where it was.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import statistics
+import struct
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,65 +35,95 @@ from rich.table import Table
 
 from bench import _attackers
 from bench._attackers import KINDS, TENANT, Attack
-from bench._campaign import digest_of
+from bench._campaign import timed_rows
 from bench._registry import FOLDER, BenchError
-from bench._server import TINY_CONFIG, cache_folder, serving, worker_pid
+from bench._server import FRONT_END, LOADER, TINY_CONFIG, cache_folder, processes_of, serving, worker_pid
 from bench._tenants import Inputs, prepare, sample_all
 from cotenant.load import run_load_process
 from cotenant.metrics import QueryRecord
+from cotenant.repository import trace_path
 from cotenant.serve.server_process import RunningServer
 from cotenant.types import Outcome
 from cotenant.workload import TenantLoad, Uniform, Workload
 from cotenant.zoo import build
 
 VICTIMS = ("magika", "minilm", "ocr_orientation")
-RATE = 5.0
-CALM, KILLED = "none", "killed worker"
-ROWS = (CALM, *KINDS[:5], CALM, *KINDS[5:], KILLED, CALM)
-QUICK_ROWS = (CALM, "gzip", "flood", "malformed", KILLED)
-SECONDS, QUICK_SECONDS = 40.0, 6.0
-WARM_UP_S, AFTER_S = 2.0, 3.0
-KILL_EVERY_S = 2.0
+RATE = 6.0
+CALM = "none"
+WORKER, FRONTEND, LOADS, DISK = FAULTS = ("killed worker", "killed front-end", "killed loader", "stalled disk")
+"""What fails; any tenant's client can bring the first three about."""
+ROWS = (CALM, "gzip", "flood", "images", "slow_heads", "loads", *FAULTS, CALM)
+"""The default form; `--attack` runs the other kinds."""
+QUICK_ROWS = (CALM, "flood")
+"""Of both modes; front-ends can be killed, and the disk stalls, where they have processes of their own."""
+QUICK_FAULTS = (FRONTEND, DISK)
+SECONDS, QUICK_SECONDS = 35.0, 3.0
+WARM_UP_S, AFTER_S, QUICK_AFTER_S = 2.0, 3.0, 1.5
+KILL_EVERY_S, FRONTEND_KILL_EVERY_S = 2.0, 8.0
+"""A front-end that was lost within 30 s is waited for longer. The other one is there meanwhile."""
 MOST_STOLEN = 0.05
 _SERVER = '[device]\nlanes = "single"\n'
+_PIPE_BYTES = 4096
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
-    """Measure. `data_dir` is not used; models are kept in the user's cache folder."""
+def run(
+    quick: bool, data_dir: Path | None, attacks: Sequence[str] | None = None, frontends: int | None = None
+) -> dict[str, object]:
+    """Measure. `data_dir` is not used; models are kept in the user's cache folder. Raises BenchError."""
     console = Console()
-    seconds = QUICK_SECONDS if quick else SECONDS
+    seconds, after_s = (QUICK_SECONDS, QUICK_AFTER_S) if quick else (SECONDS, AFTER_S)
+    tasks = tasks_of(quick, attacks, frontends)
     root, _ = prepare(cache_folder() / "isolation", VICTIMS, _SERVER, quick)
     _add_tenant(root)
     inputs = sample_all(root, VICTIMS)
-    kept = cache_folder() / f"isolation-{digest_of((sys.modules[__name__], _attackers), ())}.jsonl"
-    if quick:
-        kept.unlink(missing_ok=True)
-    known = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
-    rows: list[dict[str, Any]] = []
-    for at, kind in enumerate(QUICK_ROWS if quick else ROWS):
-        row = next((each for each in known if each["at"] == at), None)
-        if row is None:
-            row = {"at": at, **_row(root, kind, inputs, seconds)}
-            if row["stolen"] > MOST_STOLEN:
-                row = {"at": at, "again": True, **_row(root, kind, inputs, seconds)}
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        rows.append(row)
-        console.print(_told(row), highlight=False)
-    kept.unlink(missing_ok=True)
-    calm = {name: statistics.median([row[name] for row in rows if row["kind"] == CALM]) for name in VICTIMS}
+
+    def row_of(task: tuple[int, str, int]) -> list[dict[str, Any]]:
+        _, kind, count = task
+        row = _row(root, kind, count, inputs, seconds, after_s)
+        if row["stolen"] > MOST_STOLEN:
+            row = {"again": True, **_row(root, kind, count, inputs, seconds, after_s)}
+        return [row]
+
+    rows = timed_rows("isolation", (sys.modules[__name__], _attackers), tasks, row_of, _told, quick=quick)
+    summary = judge(rows)
+    _show(console, rows)
+    left_out = [kind for kind in (*KINDS, *FAULTS) if kind not in {row["kind"] for row in rows}]
+    console.print(f"{len(rows)} rows of {seconds:g} s; left out: {', '.join(left_out) or 'nothing'}", highlight=False)
+    return {"summary": summary, "rows": rows, "seeds": [1]}
+
+
+def tasks_of(quick: bool, attacks: Sequence[str] | None, frontends: int | None) -> list[tuple[int, str, int]]:
+    """The rows of a run: number, kind, and front-end processes. Raises BenchError for an unknown kind."""
+    for kind in attacks or ():
+        if kind not in (*KINDS, *FAULTS):
+            raise BenchError(f"there is no attack {kind!r}; expected one of {', '.join((*KINDS, *FAULTS))}")
+    if attacks:
+        rows = [(kind, 1) for kind in (CALM, *attacks)]
+    elif quick:
+        rows = [*((kind, 0) for kind in QUICK_ROWS), *((kind, 1) for kind in (*QUICK_ROWS, *QUICK_FAULTS))]
+    else:
+        rows = [(kind, 1) for kind in ROWS]
+    counted = [(kind, count if frontends is None else frontends) for kind, count in rows]
+    made = dict.fromkeys(counted) if quick else counted  # one mode, where it is given
+    return [(at, kind, 2 if kind == FRONTEND else count) for at, (kind, count) in enumerate(made)]
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The summary. Each attacked row gets its largest drop (`drop_points`) from the calm rows of its mode."""
+    calm = {
+        mode: {name: statistics.median(row[name] for row in found) for name in VICTIMS}
+        for mode in (True, False)
+        if (found := [row for row in rows if row["kind"] == CALM and (row["frontends"] > 0) is mode])
+    }
     attacked = [row for row in rows if row["kind"] != CALM]
     for row in attacked:
-        row["drop_points"] = max(100 * (calm[name] - row[name]) for name in VICTIMS)
-    summary = {
+        usual = calm.get(row["frontends"] > 0) or next(iter(calm.values()))
+        row["drop_points"] = max(100 * (usual[name] - row[name]) for name in VICTIMS)
+    return {
         "worst_victim_drop_points": max(row["drop_points"] for row in attacked),
         "recovery_s": max(row["recovery_s"] for row in attacked),
-        **{f"calm_{name}": value for name, value in calm.items()},
+        **{f"calm_{name}": value for name, value in next(iter(calm.values())).items()},
     }
-    _show(console, rows)
-    if quick:
-        console.print(f"quick: {len(QUICK_ROWS)} rows of {seconds:g} s, a coarser profile")
-    return {"summary": summary, "rows": rows, "seeds": [1]}
 
 
 def _add_tenant(root: Path) -> None:
@@ -98,21 +134,26 @@ def _add_tenant(root: Path) -> None:
     build("tiny", folder / "1" / "model.onnx")
 
 
-def _row(root: Path, kind: str, inputs: Inputs, seconds: float) -> dict[str, Any]:
+def _row(root: Path, kind: str, frontends: int, inputs: Inputs, seconds: float, after_s: float) -> dict[str, Any]:
     """One run of a fresh server: victims throughout, the attack until some seconds before the end."""
     tenants = tuple(TenantLoad(name, name, Uniform(RATE)) for name in VICTIMS)
-    total_s = WARM_UP_S + seconds + AFTER_S
-    load = Workload(tenants, round(total_s * 1e9), seed=1, warmup_ns=round(WARM_UP_S * 1e9))
-    with serving(root) as server:
+    until_s = WARM_UP_S + seconds
+    load = Workload(tenants, round((until_s + after_s) * 1e9), seed=1, warmup_ns=round(WARM_UP_S * 1e9))
+    with ExitStack() as stack:
+        pipe = stack.enter_context(_trace_to_pipe(root)) if kind == DISK else -1
+        server = stack.enter_context(serving(root, "--frontends", str(frontends)))
         before = _processor()
-        with _attacking(kind, server, WARM_UP_S + seconds) as told:
+        with _attacking(kind, server, pipe, until_s) as told:
             result = run_load_process(load, http_url=server.http_url, inputs=inputs)
         after = _processor()
+    if kind == DISK and not told["pipe_bytes"]:
+        raise BenchError("the server wrote nothing of its trace into the pipe that was to stall it")
     records = [each for each in result.records if each.scheduled_ns >= load.warmup_ns]
-    end_ns = round((WARM_UP_S + seconds) * 1e9)
+    end_ns = round(until_s * 1e9)
     missed = [each.scheduled_ns for each in records if each.outcome is not Outcome.ANSWERED]
     return {
         "kind": kind,
+        "frontends": frontends,
         "queries": len(records) // len(VICTIMS),
         **{
             name: _attainment([each for each in records if each.tenant == name and each.scheduled_ns < end_ns])
@@ -129,17 +170,20 @@ def _attainment(records: list[QueryRecord]) -> float:
 
 
 @contextmanager
-def _attacking(kind: str, server: RunningServer, until_s: float) -> Iterator[dict[str, Any]]:
+def _attacking(kind: str, server: RunningServer, pipe: int, until_s: float) -> Iterator[dict[str, Any]]:
     """Attack a server for so many seconds. What was done is in the dictionary at the end."""
     told: dict[str, Any] = {}
     if kind == CALM:
         yield told
         return
     ended = threading.Event()
-    work: Callable[[], None] = (
-        (lambda: _kill(server, ended, told)) if kind == KILLED else (lambda: _send(kind, server, ended, told))
-    )
-    thread = threading.Thread(target=work, daemon=True)
+    acts: dict[str, Callable[[], None]] = {
+        WORKER: lambda: _kill_again(lambda: worker_pid(server, TENANT), KILL_EVERY_S, ended, told),
+        FRONTEND: lambda: _kill_again(lambda: processes_of(server, FRONT_END)[0], FRONTEND_KILL_EVERY_S, ended, told),
+        LOADS: lambda: _kill_loader(server, ended, told),
+        DISK: lambda: _stall(pipe, ended, told),
+    }
+    thread = threading.Thread(target=acts.get(kind, lambda: _send(kind, server, ended, told)), daemon=True)
     thread.start()
     timer = threading.Timer(until_s, ended.set)
     timer.start()
@@ -163,12 +207,67 @@ def _send(kind: str, server: RunningServer, ended: threading.Event, told: dict[s
     told.update(json.loads(lines[-1]))
 
 
-def _kill(server: RunningServer, ended: threading.Event, told: dict[str, Any]) -> None:
+def _kill_again(find: Callable[[], int], every_s: float, ended: threading.Event, told: dict[str, Any]) -> None:
+    """Kill a process after a second, and then again and again."""
     told["sent"] = 0
-    while not ended.wait(KILL_EVERY_S):
-        with suppress(BenchError, ProcessLookupError):  # it is being replaced
-            os.kill(worker_pid(server, TENANT), signal.SIGKILL)
+    pause_s = 1.0
+    while not ended.wait(pause_s):
+        with suppress(BenchError, IndexError, ProcessLookupError):  # it is being replaced
+            os.kill(find(), signal.SIGKILL)
             told["sent"] += 1
+        pause_s = every_s
+
+
+def _kill_loader(server: RunningServer, ended: threading.Event, told: dict[str, Any]) -> None:
+    """Have the model of the attackers' tenant loaded again and again, and kill what loads it at several moments."""
+    told["sent"], number = 0, 0
+    while not ended.wait(0.5):
+        load = threading.Thread(target=_load, args=(f"{server.http_url}/v2/repository/models/{TENANT}/load",))
+        load.start()
+        number += 1
+        ended.wait(0.2 * (1 + number % 8))
+        for pid in processes_of(server, LOADER):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                told["sent"] += 1
+        load.join(30)
+
+
+def _load(url: str) -> None:
+    with suppress(OSError), urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=30):
+        pass
+
+
+@contextmanager
+def _trace_to_pipe(root: Path) -> Iterator[int]:
+    """A pipe in place of the trace that the next server of a repository begins; its end for reading."""
+    path = trace_path(root)
+    begun = path.with_name(path.name + ".new")
+    path.parent.mkdir(exist_ok=True)
+    for each in (path, begun):
+        each.unlink(missing_ok=True)
+    os.mkfifo(begun)
+    pipe = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield pipe
+    finally:
+        with suppress(OSError):  # `_stall` has closed it
+            os.close(pipe)
+        for each in (path, begun):
+            each.unlink(missing_ok=True)
+
+
+def _stall(pipe: int, ended: threading.Event, told: dict[str, Any]) -> None:
+    """Take nothing of the trace any more, until the end; from then on writing it is an error."""
+    while True:
+        with suppress(BlockingIOError):
+            os.read(pipe, 1 << 20)
+        with suppress(OSError):  # more was written meanwhile
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            break
+    ended.wait()
+    told["pipe_bytes"] = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+    os.close(pipe)
 
 
 def _processor() -> tuple[int, int]:
@@ -177,17 +276,18 @@ def _processor() -> tuple[int, int]:
     return sum(fields[:8]), fields[7]
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(rows: Sequence[dict[str, Any]]) -> str:
+    [row] = rows
     figures = ", ".join(f"{name} {100 * row[name]:.1f} %" for name in VICTIMS)
-    return f"{row['kind']}: {figures}"
+    return f"{row['kind']}, {row['frontends']} front-ends: {figures}"
 
 
-def _show(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("one client", *VICTIMS, "drop, points", "recovery, s", "requests", box=SIMPLE)
+def _show(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    table = Table("one client", "front-ends", *VICTIMS, "drop, points", "recovery, s", "requests", box=SIMPLE)
     for row in rows:
         drop = f"{row['drop_points']:.1f}" if "drop_points" in row else ""
         figures = [*[f"{100 * row[name]:.0f}" for name in VICTIMS], drop, f"{row['recovery_s']:.1f}"]
-        table.add_row(row["kind"], *figures, str(row.get("sent", "")))
+        table.add_row(row["kind"], str(row["frontends"]), *figures, str(row.get("sent", "")))
     console.print(table)
     for kind in dict.fromkeys(row["kind"] for row in rows):
         if kind in KINDS:

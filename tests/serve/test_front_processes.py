@@ -82,6 +82,17 @@ def test_a_front_end_that_dies_is_replaced_and_others_go_on(tmp_path: Path) -> N
         assert process.end(signal.SIGTERM) == 0
 
 
+def test_a_new_front_end_refuses_nothing_that_the_engine_would_answer(tmp_path: Path) -> None:
+    """Connections that come while there is none wait for it, and it accepts them once it has its link."""
+    with serving(write_good(tmp_path / "models", "two"), "--frontends", "1") as process:
+        for _ in range(2):
+            [front_end] = processes_of(process.popen.pid, FRONT_END)
+            os.kill(front_end, signal.SIGKILL)
+            until_true(lambda front_end=front_end: is_gone(front_end), "it is killed")
+            assert infer_once(process.url, "two", X)["y"].shape == (1, 8)
+        assert process.end(signal.SIGTERM) == 0
+
+
 def test_without_an_engine_clients_are_told_at_once_and_another_one_serves_them(tmp_path: Path) -> None:
     root = write_good(tmp_path / "models", "two")
     with serving(root) as process:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import threading
+import time
 
 from cotenant.serve.child import run_child
 from cotenant.serve.processes import Control, Start, Stop, Up
+
+_LINK_S = 2.0
+"""Longest time that connections wait for the link to the engine. After it clients are told that there is no engine."""
+_LOOK_S = 0.02
 
 
 def _serve(control: Control, start: Start, listening: list[socket.socket]) -> None:
@@ -15,11 +22,20 @@ def _serve(control: Control, start: Start, listening: list[socket.socket]) -> No
 
     loop = ServeLoop()
     loop.start()
-    backend = RemoteBackend(start.path, on_open=lambda: control.send(Up()))
+    is_open = threading.Event()
+
+    def on_open() -> None:
+        is_open.set()
+        control.send(Up())
+
+    backend = RemoteBackend(start.path, on_open)
     servers = front_ends(backend, start.settings.server, loop, start.frontends)
+    loop.submit(backend.keep())
+    end_s = time.monotonic() + _LINK_S
+    while not (is_open.wait(_LOOK_S) or select.select([control], [], [], 0)[0] or time.monotonic() > end_s):
+        pass  # what is accepted before the link is open would be refused, and another front-end may answer it
     for server, bound in zip(servers.values(), listening, strict=True):
         server.start(bound)
-    loop.submit(backend.keep())
     while (message := control.receive()) is not None:
         if isinstance(message, Stop):
             stop_front_ends(servers.values(), message.until_s)
