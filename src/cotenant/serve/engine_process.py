@@ -12,7 +12,7 @@ from pathlib import Path
 from cotenant.serve.child import run_child
 from cotenant.serve.processes import Control, HangUp, Start, Stop, Unable, Up
 
-_LATE_S = 0.7
+_LATE_S = 0.3
 """After this time beyond the end of a stop the process ends, whatever has not ended by then."""
 
 

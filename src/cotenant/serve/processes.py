@@ -34,8 +34,9 @@ _SETTLED_S = 30.0
 """A process that has lived so long counts as one that can live."""
 _PAUSES_S = (0.0, 0.2, 1.0, 5.0)
 """Before a process is started again, by how often in a row it has been lost."""
-_END_S = 1.0
-"""Time beyond the end of a stop that processes have to end."""
+_END_S = 1.35
+"""Time beyond the end of a stop that processes have to end: enough for an engine to give up and close its trace, and
+less than `cli.signals.LATE_S`."""
 _log = logging.getLogger("cotenant.server")
 
 
