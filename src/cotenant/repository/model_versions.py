@@ -186,18 +186,25 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
     return folder / found[0]
 
 
-def load_order(root: Path, models: Iterable[str]) -> list[str]:
-    """Models in the order in which a server loads them: by priority, then the smallest first, then what is wrong."""
+def load_order(root: Path, models: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Models in the order in which a server loads them: by priority, then the smallest first, then what is wrong.
 
-    def key(name: str) -> tuple[bool, int, int]:
+    The first ones may be loaded side by side. The others come when these are loaded: a model before them by name has
+    the same tenant, which owns one model.
+    """
+    owners: dict[str, str] = {}
+    rest: list[str] = []
+    keys: dict[str, tuple[bool, int, int]] = {}
+    for name in sorted(models):
         try:
             newest = default_version(root, name)
             size = sum([file.stat().st_size for file in newest.path.parent.iterdir()])
+            keys[name] = False, priority_rank(newest.config.tenant.priority), size
+            if owners.setdefault(newest.tenant, name) != name:
+                rest.append(name)
         except (CotenantError, OSError):
-            return True, 0, 0
-        return False, priority_rank(newest.config.tenant.priority), size
-
-    return sorted(models, key=key)
+            keys[name] = True, 0, 0
+    return sorted(keys.keys() - set(rest), key=lambda name: (*keys[name], name)), rest
 
 
 def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:

@@ -151,8 +151,9 @@ class Server:
         for service in self.services:
             service.start()
         with ThreadPoolExecutor(self.opener.loader.most, "cotenant-start") as pool:
-            list(pool.map(self._load_first, load_order(self.root, names)))
-        for name in application_names(self.root):
+            first, rest = load_order(self.root, names)
+            list(pool.map(self._load_first, first))
+        for name in (*rest, *application_names(self.root)):
             self._load_first(name)
         if self._is_stopping:
             return
