@@ -158,7 +158,7 @@ class Askers:
             replies = await work
         except (OSError, grpc.aio.AioRpcError) as error:
             self.tally.unanswered += count
-            self.tally.reasons[f"{UNANSWERED}{type(error).__name__}: {str(error)[:120]}"] += 1
+            self.tally.reasons[f"{UNANSWERED}{type(error).__name__}: {str(error)[:120]}"] += count
             return
         for reply, (_, expected) in zip(replies, asked, strict=True):
             if not isinstance(reply, Reply):

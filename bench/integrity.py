@@ -71,7 +71,13 @@ CALLERS = 20
 CLUSTER_PERIOD_S = 2.0
 """From one look at the plan to the next."""
 SEED = 5
-LOST_CONNECTION = ("the server closed the connection", "Connection reset", "Socket closed", "UNAVAILABLE")
+LOST_CONNECTION = (
+    "the server closed the connection",
+    "Connection reset",
+    "Broken pipe",
+    "Socket closed",
+    "UNAVAILABLE",
+)
 """What clients are told by their libraries when the process at the other end dies."""
 _LEAST_DISTURBANCES = 2
 _MOST_S, _QUICK_MOST_S = 40.0, 8.0

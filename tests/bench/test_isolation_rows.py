@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench._campaign import timed_rows
 from bench._registry import BenchError
 from bench.isolation import CALM, FRONTEND, ROWS, VICTIMS, judge, tasks_of
 
@@ -47,3 +50,27 @@ def test_attacked_rows_are_held_against_the_calm_ones_of_their_mode() -> None:
     assert summary["worst_victim_drop_points"] == 25.0
     assert summary["recovery_s"] == 1.5
     assert summary[f"calm_{VICTIMS[1]}"] == 0.9
+
+
+def test_a_run_that_was_cut_short_goes_on_and_the_next_one_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured: list[int] = []
+
+    def measure(task: int) -> list[dict[str, Any]]:
+        measured.append(task)
+        if measured == [0, 1]:
+            raise KeyboardInterrupt
+        return [{"task": task}]
+
+    def run(*, quick: bool = False) -> list[dict[str, Any]]:
+        return timed_rows("some", [sys.modules[__name__]], [0, 1, 2], measure, str, quick=quick)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert run() == [{"task": 0}, {"task": 1}, {"task": 2}]
+    assert measured == [0, 1, 1, 2]
+    run()
+    run(quick=True)
+    assert measured[4:] == [0, 1, 2, 0, 1, 2]
