@@ -10,6 +10,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
+from client import until
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.serve.server import Server
@@ -52,6 +53,7 @@ def followed(root: Path, expected: list[str]) -> list[str]:
         url = f"http://127.0.0.1:{port}"
         infer_once(url, "two", X)
         for _ in range(QUERIES):
+            until(lambda: not http._connections, lambda: None)  # the end of the one before is not of this query
             follower.seen.clear()
             infer_once(url, "two", X)
             seen = [name.removeprefix("cotenant.") for name in list(follower.seen)]
