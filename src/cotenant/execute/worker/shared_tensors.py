@@ -8,6 +8,7 @@ launches have not needed go back to the system as a hole in the file, which both
 from __future__ import annotations
 
 import fcntl
+import functools
 import math
 import mmap
 import os
@@ -229,6 +230,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype == _BFLOAT16 else OBJECTS
 
 
+@functools.lru_cache(maxsize=64)
 def dtype_of(name: str) -> np.dtype[Any]:
     """The dtype of a tensor of numbers, by that name."""
     return _BFLOAT16 if name == _BFLOAT16.name else np.dtype(name)

@@ -17,7 +17,7 @@ from msgspec import structs
 from cotenant.serve.frontend.admin_access import Access, barred
 from cotenant.serve.frontend.http_connection import Answer, Exchange
 from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
-from cotenant.serve.frontend.http_head import Head
+from cotenant.serve.frontend.http_head import TENSORS_AT, Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
 from cotenant.serve.frontend.load_line import LoadLine
 from cotenant.serve.frontend.off_loop import OFF_LOOP_BYTES, OFF_LOOP_NS, OffLoop, writing_cost, writing_ns
@@ -147,7 +147,7 @@ class HttpApp:
         content_encoding = accept = b""
         spent_us = ""
         for name, value in exchange.head.headers:
-            if name == b"inference-header-content-length":
+            if name == TENSORS_AT:
                 header_length = codec_http.read_header_length(value)
             elif name == b"content-encoding":
                 content_encoding = value.strip().lower()

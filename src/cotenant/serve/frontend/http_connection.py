@@ -13,6 +13,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser
 from cotenant.serve.frontend.open_connections import OpenConnections, readable_since
@@ -20,7 +22,7 @@ from cotenant.serve.frontend.pending_bytes import Held
 from cotenant.wire.api import ServeError
 from cotenant.wire.codec import Limits
 
-READ_BYTES = 256 << 10
+READ_BYTES = 64 << 10
 """What one read of a socket takes at most, but for bodies of declared length, which are read where they stay."""
 _AHEAD_BYTES = 64 << 10
 """Bytes behind the request in progress from which on the socket is not read."""
@@ -39,6 +41,8 @@ _BYTES_PER_S = 1024
 """A request that has been coming for longer than the limit of its part has to come at least so fast."""
 _JOIN_UP_TO_BYTES = 64 << 10
 """Answers up to this size go out in one write; joining larger ones costs more than another write."""
+_ALIGNMENT = 16
+"""Bytes: that of memory as the system gives it."""
 _END_OF_HEAD = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINE = {each.value: b"HTTP/1.1 %d %b\r\n" % (each, each.phrase.encode()) for each in HTTPStatus}
@@ -123,6 +127,13 @@ class Exchange:
             held.let_go()
 
 
+def _room(head: Head) -> memoryview:
+    """Memory for a body of declared length, in which the first binary tensor is aligned for numbers of all sizes: it
+    need not be copied then. It is not cleared: a body is handed over once all of it has come."""
+    before = -head.tensors_at % _ALIGNMENT
+    return np.empty(before + head.length, np.uint8).data[before:]
+
+
 class Connections(OpenConnections["HttpConnection"]):
     """The open connections of a server, with the heads that were seen and room to read into."""
 
@@ -150,7 +161,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Bytes of it in which no head ends."""
         self._head: Head | None = None
         """Of the request whose body comes, or whose answer is to come."""
-        self._body: bytearray | None = None
+        self._body: memoryview | None = None
         """A body of declared length, of which `_filled` bytes have come. Of one in chunks so many are counted."""
         self._filled = 0
         self._chunks: ChunkedBody | None = None
@@ -203,7 +214,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """See asyncio."""
         body = self._body
         self._is_direct = body is not None and self._filled < len(body)
-        return memoryview(body)[self._filled :] if body is not None and self._is_direct else self._others.scratch
+        return body[self._filled :] if body is not None and self._is_direct else self._others.scratch
 
     def buffer_updated(self, count: int) -> None:
         """See asyncio."""
@@ -330,7 +341,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.length == CHUNKED:
             self._chunks = ChunkedBody(self._limits.max_body_bytes, self._limits.max_header_bytes)
         else:
-            self._body = bytearray(head.length)
+            self._body = _room(head)
             self._filled = min(len(self._data), head.length)
             self._body[: self._filled] = memoryview(self._data)[: self._filled]
             self._data = self._data[self._filled :]
@@ -346,7 +357,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert self._head is not None
         body: bytes | memoryview = b""
         if self._body is not None:
-            body, self._body, self._filled = memoryview(self._body).toreadonly(), None, 0
+            body, self._body, self._filled = self._body.toreadonly(), None, 0
         elif self._chunks is not None:
             body, self._chunks = memoryview(self._chunks.body).toreadonly(), None
         if self._declined is not None:

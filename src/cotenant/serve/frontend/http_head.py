@@ -10,6 +10,8 @@ from msgspec import Struct
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
+TENSORS_AT = b"inference-header-content-length"
+"""The header that says how long the JSON before binary tensors is."""
 CHUNKED = -1
 """Length of a body that comes in chunks."""
 _KNOWN_HEADS = 1024
@@ -30,6 +32,7 @@ class Head(Struct, frozen=True, gc=False):
 
     `length` is that of the body in bytes, or CHUNKED. `keeps`: whether the connection stays open after the answer.
     `expects`: whether the client waits for "100 Continue" before it sends the body. `is_old`: it speaks HTTP/1.0.
+    Binary tensors begin at `tensors_at` of the body, as far as the head says so.
     """
 
     method: str
@@ -39,6 +42,7 @@ class Head(Struct, frozen=True, gc=False):
     keeps: bool
     expects: bool
     is_old: bool
+    tensors_at: int = 0
 
 
 class _Fields:
@@ -93,7 +97,7 @@ def parse_head(data: bytes) -> Head:
     method = parser.get_method().decode("latin-1")
     if method == "CONNECT":
         raise BadRequestError(405, "method CONNECT is not allowed, expected GET or POST")
-    length, expects = 0, False
+    length, expects, tensors_at = 0, False, 0
     for name, value in fields.headers:
         if name == b"content-length":
             length = int(value)  # llhttp takes digits alone, and no second one beside chunks
@@ -101,8 +105,11 @@ def parse_head(data: bytes) -> Head:
             length = CHUNKED
         elif name == b"expect":
             expects = value.lower() == b"100-continue"
+        elif name == TENSORS_AT and value.isdigit():
+            tensors_at = int(value[:18])
     is_old = parser.get_http_version() == "1.0"
-    return Head(method, _path_of(fields.url), tuple(fields.headers), length, fields.keeps, expects, is_old)
+    path, headers = _path_of(fields.url), tuple(fields.headers)
+    return Head(method, path, headers, length, fields.keeps, expects, is_old, tensors_at)
 
 
 def _path_of(url: bytes) -> bytes:
