@@ -13,8 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+from cotenant.serve.frontend.body_rooms import BodyRooms
 from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser
 from cotenant.serve.frontend.open_connections import OpenConnections, readable_since
@@ -41,8 +40,6 @@ _BYTES_PER_S = 1024
 """A request that has been coming for longer than the limit of its part has to come at least so fast."""
 _JOIN_UP_TO_BYTES = 64 << 10
 """Answers up to this size go out in one write; joining larger ones costs more than another write."""
-_ALIGNMENT = 16
-"""Bytes: that of memory as the system gives it."""
 _END_OF_HEAD = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINE = {each.value: b"HTTP/1.1 %d %b\r\n" % (each, each.phrase.encode()) for each in HTTPStatus}
@@ -127,13 +124,6 @@ class Exchange:
             held.let_go()
 
 
-def _room(head: Head) -> memoryview:
-    """Memory for a body of declared length, in which the first binary tensor is aligned for numbers of all sizes: it
-    need not be copied then. It is not cleared: a body is handed over once all of it has come."""
-    before = -head.tensors_at % _ALIGNMENT
-    return np.empty(before + head.length, np.uint8).data[before:]
-
-
 class Connections(OpenConnections["HttpConnection"]):
     """The open connections of a server, with the heads that were seen and room to read into."""
 
@@ -141,6 +131,7 @@ class Connections(OpenConnections["HttpConnection"]):
         super().__init__(limits)
         self.app = app
         self.heads = HeadParser()
+        self.rooms = BodyRooms()
         self.scratch = memoryview(bytearray(READ_BYTES))
 
 
@@ -341,7 +332,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.length == CHUNKED:
             self._chunks = ChunkedBody(self._limits.max_body_bytes, self._limits.max_header_bytes)
         else:
-            self._body = _room(head)
+            self._body = self._others.rooms.room(head.length, head.tensors_at)
             self._filled = min(len(self._data), head.length)
             self._body[: self._filled] = memoryview(self._data)[: self._filled]
             self._data = self._data[self._filled :]
