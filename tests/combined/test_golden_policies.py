@@ -20,7 +20,6 @@ from bench._clockwork import Clockwork
 from bench.papers.veltair import _baselines  # noqa: F401 - registers four policies of the table
 from commands import Run
 from cotenant.cli.app import app
-from cotenant.cli.options import policy_text
 from cotenant.core.engine import Engine
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
@@ -29,6 +28,7 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
 from cotenant.policies import policy_names
+from cotenant.policies.registry import policy_text
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
@@ -183,9 +183,8 @@ class Made:
         self._patch = monkeypatch
         self._engine: Engine | None = None
         monkeypatch.setattr("cotenant.serve.server.open_executor", lambda *_: ProcessExecutor())
-        for setting in ("cotenant.log.log_to_stderr", "cotenant.execute.sched_slice.set_slice"):  # of the whole process
-            monkeypatch.setattr(setting, lambda *_: None)
-        monkeypatch.setattr("cotenant.serve.frontend.http_server.HttpServer", self._serve)
+        monkeypatch.setattr("cotenant.serve.child.prepare_process", lambda: None)  # which sets what the process keeps
+        monkeypatch.setattr("cotenant.serve.frontend.front_ends.HttpServer", self._serve)
         monkeypatch.setattr("cotenant.sim.scenario.simulate", self._simulate)
         monkeypatch.setattr(
             "cotenant.techniques.overlap.predict.overlap_file.keep_overlap", lambda folder, fitted: None
@@ -210,7 +209,9 @@ class Made:
     def served(self, name: str, options: Sequence[str | Path]) -> tuple[Policy, str] | str:
         """The policy of `serve` and what is to be said of it, or its error."""
         try:
-            _, _, err = self._run("serve", self._root, *(("--policy", name) if name else ()), *options)
+            _, _, err = self._run(
+                "serve", self._root, "--frontends", "0", *(("--policy", name) if name else ()), *options
+            )
         except MadeError as end:
             server = end.server
             server.stop()

@@ -63,7 +63,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("simulate", "{}/load.toml", "{}/models"),
     "simulate a plan": ("simulate", "{}/load.toml", "{}/models", "--plan", "{}/plan.toml"),
     "models": ("models", "{}/models", "--json"),
-    "serve": ("serve", "{}/models", "--plan", "{}/plan.toml"),
+    "serve": ("serve", "{}/models", "--plan", "{}/plan.toml", "--frontends", "0"),
     "cluster": ("cluster",),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from cotenant import shortages
 from cotenant.core.admission import Gate
@@ -186,11 +186,8 @@ class Links(RuleBasedStateMachine):
         self.stack.close()
 
 
-TestLinks = Links.TestCase
-TestLinks.settings = settings(max_examples=25, stateful_step_count=20)
-
-
-def test_the_histories_reached_everything() -> None:
+def test_each_query_has_one_end_whatever_happens_to_the_link() -> None:
+    run_state_machine_as_test(Links, settings=settings(max_examples=25, stateful_step_count=20))
     assert set(REACHED) >= {"arrived", "answered", "withdrawn", "lost", "ended at once 1", "ended at once 2"}
 
 

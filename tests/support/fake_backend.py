@@ -446,6 +446,9 @@ def linked(backend: Any, *, with_links: bool = False) -> Iterator[Any]:
             links.close()
             ours.stop()
             theirs.stop()
+            for arena in (remote._arena, *(each._arena for each in links._links)):
+                if arena is not None:
+                    arena.close()
 
 
 @contextmanager

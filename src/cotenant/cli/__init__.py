@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from tempfile import NamedTemporaryFile
 
 from cotenant.errors import CotenantError
@@ -23,8 +24,9 @@ def main() -> None:
 
     from cotenant.cli.signals import end_at_once, ending_at_once
 
-    with ending_at_once():
-        if sys.argv[1:2] == ["serve"]:  # a server is not ended by a terminal that is closed, or by a reload too early
+    is_server = sys.argv[1:2] == ["serve"]  # which takes the signals over itself
+    with nullcontext(end_at_once()) if is_server else ending_at_once():
+        if is_server:  # it is not ended by a terminal that is closed, or by a reload too early
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _open_streams()
         from cotenant.cli.app import app

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from cotenant.execute.gpu.hardware_queues import use_all_queues
 from cotenant.execute.sched_slice import SHORT_NS, set_slice
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.execute.worker.child import die_with
@@ -16,7 +17,8 @@ from cotenant.serve.processes import Control, Start
 
 
 def prepare_process() -> None:
-    """Log as servers do, make files for this user alone, and run in short time slices."""
+    """Log as servers do, make files for this user alone, and run in short time slices. Before libraries are loaded."""
+    use_all_queues(os.environ)
     log_to_stderr()
     os.umask(os.umask(0) | 0o077)  # traces tell of all tenants, and copies of models are theirs
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait

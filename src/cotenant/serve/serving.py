@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from cotenant.config import ServerConfig
-from cotenant.execute.gpu.hardware_queues import use_all_queues
 from cotenant.execute.layout import cores_alone, device_cores, lanes_of
 from cotenant.policies.registry import policy_text
 from cotenant.repository import model_names, trace_path
@@ -33,8 +31,6 @@ class Serving:
     """
 
     def __init__(self, repository: Path, settings: ServerConfig, *, stale: bool) -> None:
-        use_all_queues(os.environ)  # before the libraries are loaded
-
         from cotenant.measure.group_models import resolved
         from cotenant.serve.server import Server
 

@@ -63,6 +63,7 @@ class Arena:
         except BaseException:
             os.close(self.descriptor)
             raise
+        self._close = weakref.finalize(self, os.close, self.descriptor)
         self._blocks = Blocks(capacity)
         self._known: dict[_Form, tuple[tuple[TensorLayout, ...], int]] = {}
 
@@ -108,8 +109,8 @@ class Arena:
             self._memory.madvise(mmap.MADV_REMOVE, block, size)
 
     def close(self) -> None:
-        """Let go of the memory; what the other side reads of it stays until it lets go, too."""
-        os.close(self.descriptor)
+        """Let go of the memory; what the other side reads of it stays until it lets go, too. Safe to repeat."""
+        self._close()
 
     def _laid_out(
         self, form: _Form, tensors: Tensors, packed: dict[str, bytes]
