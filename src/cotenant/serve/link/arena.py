@@ -111,6 +111,7 @@ class Arena:
     def close(self) -> None:
         """Let go of the memory; what the other side reads of it stays until it lets go, too. Safe to repeat."""
         self._close()
+        self._memory.close()  # no array of this side stays; those of a reader would not hold it open
 
     def _laid_out(
         self, form: _Form, tensors: Tensors, packed: dict[str, bytes]
