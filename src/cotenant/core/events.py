@@ -95,8 +95,8 @@ class QueryRefused:
 
     tenant: str
     arrival_ns: int
-    cause: LossCause | UnsetType
-    reason: str
+    cause: LossCause | UnsetType = UNSET
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
