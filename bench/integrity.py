@@ -8,8 +8,8 @@ what the model gives for that query alone (`neighbour_dependent_answers`). Clien
 and JSON), gRPC and gRPC streams; three in ten leave before they are answered, a few bring time-outs of their own. Every
 configuration is a fresh server, in some of which models run by a technique (`_by_technique`), the last one a cluster of
 two nodes behind its gateway. A server has a front-end process, or none (`--frontends 0`), or two that are killed. SLOs
-are longer than clients wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by
-a kill or a reload of their configuration; those are `excused`, with the reason.
+are longer than clients wait, so that no client that stays may fail: `innocent_failures` counts those that did, other
+than by a kill or a reload of their configuration; those are `excused`, with the reason.
 `left_at_a_cut` is read from traces: members that left a batch between two of its launches while others stayed.
 """
 

@@ -89,7 +89,7 @@ def agreed(found: Sequence[object]) -> object:
 
 
 def select(jobs: Sequence[Job], free_at: Sequence[int], value: Value) -> list[Victim]:
-    """Who goes; tenants that fared well lose first, and then fare worse."""
+    """What is shed; tenants that fared well lose first, and then fare worse."""
 
     def by(make: object) -> list[Victim]:
         found = make(jobs, free_at).select(Harsh(value), ALL)  # type: ignore[operator]

@@ -17,7 +17,7 @@ import pytest
 
 from cotenant.repository import trace_path
 from cotenant.serve.link.arena import Arena
-from cotenant.serve.link.messages import Ask, Ended
+from cotenant.serve.link.messages import AskedQuery, EndedQuery
 from cotenant.types import Outcome
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
@@ -185,8 +185,8 @@ def test_a_query_crosses_in_at_most_512_bytes() -> None:
     for size in (1, 16, 100_000):
         few = {name: np.zeros((1, size), np.float32) for name in ("input_ids", "attention_mask")}
         place = arena.write(few)
-        ask = Ask(1 << 40, "a-model-with-a-long-name-0123456789", "12", place, ("logits",), 3, 1 << 50, 1 << 60)
+        ask = AskedQuery(1 << 40, "a-model-with-a-long-name-0123456789", "12", place, ("logits",), 3, 1 << 50, 1 << 60)
         assert len(msgspec.msgpack.encode(ask)) <= 512
-        ended = Ended(1 << 40, Outcome.ANSWERED, 1 << 40, "12", place, "", 1 << 60)
+        ended = EndedQuery(1 << 40, Outcome.ANSWERED, 1 << 40, "12", place, "", 1 << 60)
         assert len(msgspec.msgpack.encode(ended)) <= 512
     arena.close()

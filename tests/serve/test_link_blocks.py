@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import TensorLayout
-from cotenant.serve.link.arena import INLINE_BYTES, Arena, ArenaFullError, ArenaReader, FreedBlocks, Place
+from cotenant.serve.link.arena import INLINE_BYTES, Arena, ArenaFullError, ArenaReader, FreedBlocks, TensorPlace
 from cotenant.serve.link.blocks import LEAST_BYTES, Blocks
 
 PAGES = 64
@@ -164,16 +164,16 @@ def test_what_does_not_fit_is_refused_and_the_rest_goes_on() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        Place((), -2, 10),
-        Place((), 0, (1 << 16) + 1),
-        Place((), 1 << 20, 1),
-        Place((TensorLayout("x", "<f4", (4,), 8, 16),), 0, 16),
-        Place((TensorLayout("x", "<f4", (4,), -8, 16),), 0, 16),
-        Place((TensorLayout("x", "<f4", (1 << 20,), 0, 16),), 0, 16),
-        Place((TensorLayout("x", "<f4", (4,), 0, 16),), -1, 16, b"1234"),
+        TensorPlace((), -2, 10),
+        TensorPlace((), 0, (1 << 16) + 1),
+        TensorPlace((), 1 << 20, 1),
+        TensorPlace((TensorLayout("x", "<f4", (4,), 8, 16),), 0, 16),
+        TensorPlace((TensorLayout("x", "<f4", (4,), -8, 16),), 0, 16),
+        TensorPlace((TensorLayout("x", "<f4", (1 << 20,), 0, 16),), 0, 16),
+        TensorPlace((TensorLayout("x", "<f4", (4,), 0, 16),), -1, 16, b"1234"),
     ],
 )
-def test_places_outside_are_refused(place: Place) -> None:
+def test_places_outside_are_refused(place: TensorPlace) -> None:
     arena = Arena("test", 1 << 16)
     reader = ArenaReader(arena.descriptor, lambda _: None)
     with pytest.raises(CotenantError):

@@ -22,7 +22,7 @@ LIMITS = Limits(
 
 
 class Transport:
-    """What the connection writes to: bytes that nobody reads, and now and then a full buffer."""
+    """What the connection writes to: bytes that are not read, and now and then a full buffer."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -13,7 +13,7 @@ from cotenant.execute.sched_slice import SHORT_NS, set_slice
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.execute.worker.child import die_with
 from cotenant.log import log_to_stderr
-from cotenant.serve.processes import Control, Start
+from cotenant.serve.processes import ControlChannel, StartServing
 
 
 def prepare_process() -> None:
@@ -24,7 +24,7 @@ def prepare_process() -> None:
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
 
 
-def run_child(serve: Callable[[Control, Start, list[socket.socket]], None]) -> None:
+def run_child(serve: Callable[[ControlChannel, StartServing, list[socket.socket]], None]) -> None:
     """Be a process that `ServerProcesses` looks after: it is told what to serve, and ends with the one that does."""
     _, _, descriptor, parent, nice = sys.argv
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the process that looks after this one
@@ -32,9 +32,9 @@ def run_child(serve: Callable[[Control, Start, list[socket.socket]], None]) -> N
     die_with(int(parent))
     be_nice(int(nice))
     prepare_process()
-    control = Control(socket.socket(fileno=int(descriptor)))
+    control = ControlChannel(socket.socket(fileno=int(descriptor)))
     start = control.receive()
-    if isinstance(start, Start):
+    if isinstance(start, StartServing):
         serve(control, start, [socket.socket(fileno=each) for each in control.descriptors])
     sys.stderr.flush()
     os._exit(0)

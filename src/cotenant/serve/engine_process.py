@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from cotenant.serve.child import run_child
-from cotenant.serve.processes import Control, HangUp, Start, Stop, Unable, Up
+from cotenant.serve.processes import ControlChannel, HangUp, StartServing, Stop, Unable, Up
 
 _LATE_S = 0.3
 """After this time beyond the end of a stop the process ends, whatever has not ended by then."""
 
 
-def _serve(control: Control, start: Start, listening: list[socket.socket]) -> None:
+def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:
     from cotenant.errors import CotenantError
     from cotenant.serve.link.front_links import FrontLinks
     from cotenant.serve.serving import Serving

@@ -8,14 +8,14 @@ import threading
 import time
 
 from cotenant.serve.child import run_child
-from cotenant.serve.processes import Control, Start, Stop, Up
+from cotenant.serve.processes import ControlChannel, StartServing, Stop, Up
 
 _LINK_S = 2.0
 """Longest time that connections wait for the link to the engine. After it clients are told that there is no engine."""
 _LOOK_S = 0.02
 
 
-def _serve(control: Control, start: Start, listening: list[socket.socket]) -> None:
+def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:
     from cotenant.serve.engine.loop import ServeLoop
     from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
     from cotenant.serve.link.remote_backend import RemoteBackend

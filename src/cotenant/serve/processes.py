@@ -40,7 +40,7 @@ less than `cli.signals.LATE_S`."""
 _log = logging.getLogger("cotenant.server")
 
 
-class Start(Struct, frozen=True, tag=True):
+class StartServing(Struct, frozen=True, tag=True):
     """To a process, first, with its sockets: what it is to do."""
 
     repository: str
@@ -75,17 +75,17 @@ class Unable(Struct, frozen=True, tag=True):
     reason: str
 
 
-class Control:
+class ControlChannel:
     """One end of the channel between a process and the one that looks after it. Messages keep their bounds."""
 
     def __init__(self, bound: socket.socket) -> None:
         self._socket = bound
-        self._decode = msgspec.json.Decoder(Start | Stop | HangUp | Up | Unable).decode
+        self._decode = msgspec.json.Decoder(StartServing | Stop | HangUp | Up | Unable).decode
         self.descriptors: list[int] = []
         """Those that came with the last message."""
 
     @classmethod
-    def pair(cls) -> tuple[Control, socket.socket]:
+    def pair(cls) -> tuple[ControlChannel, socket.socket]:
         """A channel, and the socket of its other end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
@@ -101,7 +101,7 @@ class Control:
         except OSError as error:
             _log.debug("a process of the server cannot be told: %s", error)
 
-    def receive(self) -> Start | Stop | HangUp | Up | Unable | None:
+    def receive(self) -> StartServing | Stop | HangUp | Up | Unable | None:
         """The next message, waited for; None where the other end has gone."""
         try:
             data, self.descriptors, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 8)
@@ -122,7 +122,7 @@ class _Kept:
     module: str
     nice: int
     process: ChildProcess | None = None
-    control: Control | None = None
+    control: ControlChannel | None = None
     is_up: bool = False
     began_s: float = 0.0
     losses: int = 0
@@ -167,7 +167,7 @@ class ServerProcesses:
         except BaseException:
             self._let_go()
             raise
-        self._start = Start(
+        self._start = StartServing(
             str(repository), settings, path, records, stale, frontends, has_admin=section.admin_port is not None
         )
         engine = _Kept(ENGINE, "cotenant.serve.engine_process", 0, sockets=[self._engine_socket])
@@ -218,7 +218,7 @@ class ServerProcesses:
     # --- looking after --------------------------------------------------------------------------------------------
 
     def _begin(self, kept: _Kept) -> None:
-        control, theirs = Control.pair()
+        control, theirs = ControlChannel.pair()
         try:
             kept.process = ChildProcess(kept.module, kept.name, theirs.fileno(), kept.nice)
         except OSError as error:

@@ -16,7 +16,7 @@ from cotenant.techniques.placement.plan import annealing
 from cotenant.techniques.placement.plan.contract import contract
 from cotenant.techniques.placement.plan.flat import LOOPS, PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
-from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatPlan
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, UNIT, FlatTaskPlan
 from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
@@ -171,7 +171,7 @@ def test_compiled_loops_do_what_plain_ones_do(mode: TransferMode) -> None:
         position = [0] * 120
         for at, i in enumerate(plan.order):
             position[i] = at
-        walked, best = (FlatPlan(ints(plan.order), ints(plan.place), ints(position)) for _ in range(2))
+        walked, best = (FlatTaskPlan(ints(plan.order), ints(plan.place), ints(position)) for _ in range(2))
         costs = ints([line.makespan_ns, line.makespan_ns])
         blocks = [40, *(42 + 3 * k for k in range(41)), *range(120)]
         evaluated = problem.loops[annealing].anneal(

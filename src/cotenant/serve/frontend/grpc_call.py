@@ -65,7 +65,7 @@ class Call:
         timeout = fields.get(b"grpc-timeout")
         self.timeout_s = None if timeout is None else read_timeout_s(timeout)
         self.is_over = False
-        """Answered, or nobody waits for the answer any more."""
+        """Answered, or the client has gone."""
         self.has_begun = False
         """Response headers are sent."""
         self.on_finish: Callable[[], None] | None = None

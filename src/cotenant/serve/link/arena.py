@@ -39,7 +39,7 @@ class ArenaFullError(CotenantError):
     """The tensors of the queries that are under way leave no room for another one."""
 
 
-class Place(Struct, frozen=True, array_like=True, gc=False):
+class TensorPlace(Struct, frozen=True, array_like=True, gc=False):
     """Where tensors lie: in a block of the arena, or, where `block` is -1, in `inline`. Offsets count from there."""
 
     layouts: tuple[TensorLayout, ...] = ()
@@ -77,7 +77,7 @@ class Arena:
         """Bytes of memory that the arena takes."""
         return os.fstat(self.descriptor).st_blocks * 512
 
-    def write(self, tensors: Tensors) -> Place:
+    def write(self, tensors: Tensors) -> TensorPlace:
         """Put tensors where the other side reads them. Raises ArenaFullError."""
         form = tuple([(name, array.dtype, array.shape) for name, array in tensors.items()])
         known = self._known.get(form)
@@ -86,7 +86,7 @@ class Arena:
             known = self._laid_out(form, tensors, packed)
         layouts, total = known
         if total <= INLINE_BYTES:
-            return Place(layouts, _INLINE, total, _inline(layouts, tensors, packed, total))
+            return TensorPlace(layouts, _INLINE, total, _inline(layouts, tensors, packed, total))
         block = self._block(total)
         memory = self._memory
         for layout in layouts:
@@ -96,7 +96,7 @@ class Arena:
             elif layout.nbytes:
                 array = tensors[layout.name]
                 np.ndarray(array.shape, array.dtype, memory, at)[...] = array
-        return Place(layouts, block, total)
+        return TensorPlace(layouts, block, total)
 
     def free(self, block: int) -> None:
         """The other side has let go of a block; any other number is ignored."""
@@ -158,7 +158,7 @@ class ArenaReader:
         self._on_free = on_free
         self._held: dict[int, weakref.ref[Any]] = {}
 
-    def read(self, place: Place) -> dict[str, Any]:
+    def read(self, place: TensorPlace) -> dict[str, Any]:
         """The tensors of a place, as views where they are numbers. Raises CotenantError where it lies outside."""
         if place.block == _INLINE:
             return {each.name: _view(place.inline, len(place.inline), each) for each in place.layouts}

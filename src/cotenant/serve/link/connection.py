@@ -19,7 +19,7 @@ _MOST_UNREAD_BYTES = 512 << 20
 _log = logging.getLogger("cotenant.link")
 
 
-class Link(asyncio.Protocol, Generic[M]):
+class ProcessLink(asyncio.Protocol, Generic[M]):
     """An end on the running loop. `on_messages` is told all that one read brought, `on_lost` once of the end.
 
     Both are called on the loop, and so are all methods.

@@ -19,20 +19,20 @@ from cotenant.serve.directory import Directory, ShutGates
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.serve.frontend.loop_inbox import LoopInbox
-from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedBlocks, Place
-from cotenant.serve.link.connection import Link, hand_over
+from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedBlocks, TensorPlace
+from cotenant.serve.link.connection import ProcessLink, hand_over
 from cotenant.serve.link.messages import (
     RETURNS,
-    Ask,
-    Call,
+    AskedQuery,
+    CallResult,
+    ControlCall,
     Declined,
-    Ended,
+    EndedQuery,
     Failed,
     Freed,
     Replied,
     Shortages,
     ToEngine,
-    Value,
     Withdraw,
 )
 from cotenant.types import ANSWERS
@@ -44,7 +44,7 @@ _GATES_S = 0.001
 _log = logging.getLogger("cotenant.server")
 
 
-class Engine(Backend, Protocol):
+class LinkedServer(Backend, Protocol):
     """The server, as links use it."""
 
     def directory(self) -> Directory:
@@ -66,7 +66,7 @@ class Engine(Backend, Protocol):
 class FrontLinks:
     """Links with all front-end processes that connect to a listening socket."""
 
-    def __init__(self, server: Engine, loop: ServeLoop, listening: socket.socket) -> None:
+    def __init__(self, server: LinkedServer, loop: ServeLoop, listening: socket.socket) -> None:
         self._server = server
         self._loop = loop
         self._listening = listening
@@ -146,7 +146,7 @@ class _FrontLink:
 
     def __init__(
         self,
-        server: Engine,
+        server: LinkedServer,
         inbox: LoopInbox,
         threads: LoopThreads,
         publish: Callable[[], None],
@@ -160,7 +160,7 @@ class _FrontLink:
         self._arena = Arena("cotenant-answers")
         self._freed = FreedBlocks(lambda: inbox.put(self._tell_freed))
         self._reader: ArenaReader | None = None
-        self._link: Link[ToEngine] = Link(ToEngine, self._take, self._lost)
+        self._link: ProcessLink[ToEngine] = ProcessLink(ToEngine, self._take, self._lost)
         self._queries: dict[int, int] = {}
         """Numbers of the queries inside, by their names on the link."""
         self._early: set[int] = set()
@@ -187,9 +187,9 @@ class _FrontLink:
         self._link.send(message)
 
     def _take(self, messages: Sequence[ToEngine]) -> None:
-        asks: list[Ask] = []
+        asks: list[AskedQuery] = []
         for message in messages:
-            if type(message) is Ask:
+            if type(message) is AskedQuery:
                 asks.append(message)
                 continue
             if asks:  # in the order in which they came: one may be withdrawn by the next message
@@ -209,12 +209,12 @@ class _FrontLink:
                 case Withdraw(ref=ref):
                     if (number := self._queries.get(ref)) is not None:
                         self._server.cancel(number)
-                case Call():
+                case ControlCall():
                     self._call(message)
         if asks:
             self._ask(asks)
 
-    def _ask(self, asks: Sequence[Ask]) -> None:
+    def _ask(self, asks: Sequence[AskedQuery]) -> None:
         """Submit queries that came at once."""
         try:
             requests = [(self._request(ask), partial(self._ended, ask.ref)) for ask in asks]
@@ -231,7 +231,7 @@ class _FrontLink:
             else:
                 self._queries[ask.ref] = number
 
-    def _request(self, ask: Ask) -> InferRequest:
+    def _request(self, ask: AskedQuery) -> InferRequest:
         assert self._reader is not None
         told = ask.outputs, ask.priority, ask.timeout_ns, ask.arrival_ns
         return InferRequest(ask.model, self._reader.read(ask.inputs), ask.version, "", *told)
@@ -248,7 +248,7 @@ class _FrontLink:
             if result.outcome in ANSWERS:
                 self._server.replied(result)
             return
-        place = Place()
+        place = TensorPlace()
         if result.outcome in ANSWERS:
             try:
                 place = self._arena.write(result.outputs)
@@ -259,9 +259,9 @@ class _FrontLink:
             self._unwritten[result.query] = result.ended_ns
         status = "" if result.status is None else result.status.name
         told = result.query, result.model_version, place, result.reason, status, result.ended_ns
-        self.send(Ended(ref, result.outcome, *told))
+        self.send(EndedQuery(ref, result.outcome, *told))
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: ControlCall) -> None:
         if call.method not in RETURNS:
             self.send(Failed.of(call.ref, ServeError(Status.INTERNAL, f"there is no call {call.method!r}")))
             return
@@ -274,7 +274,7 @@ class _FrontLink:
         def told(value: bytes) -> None:
             if call.method in ("load", "unload"):
                 self._publish()  # before its client hears of it
-            self.send(Value(call.ref, msgspec.Raw(value)))
+            self.send(CallResult(call.ref, msgspec.Raw(value)))
 
         def failed(error: BaseException) -> None:
             if not isinstance(error, ServeError):

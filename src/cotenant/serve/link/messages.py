@@ -8,19 +8,19 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from cotenant.serve.directory import Directory, ShutGates
-from cotenant.serve.link.arena import Place
+from cotenant.serve.link.arena import TensorPlace
 from cotenant.types import Cause, LossCause, Outcome
 from cotenant.wire.api import IndexEntry, ModelStatistics, ServeError, Status
 from cotenant.wire.ending import Ending
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class AskedQuery(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """To the engine: a query, with its inputs at a place of the front-end's arena. `ref` names it on this link."""
 
     ref: int
     model: str
     version: str
-    inputs: Place
+    inputs: TensorPlace
     outputs: tuple[str, ...] = ()
     priority: int = 0
     timeout_ns: int | None = None
@@ -47,7 +47,7 @@ class Shortages(Struct, frozen=True, array_like=True, tag=True):
     met: dict[str, int]
 
 
-class Call(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class ControlCall(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """To the engine: a method of `Control`, with its arguments."""
 
     ref: int
@@ -55,14 +55,14 @@ class Call(Struct, frozen=True, array_like=True, tag=True, gc=False):
     words: tuple[Any, ...] = ()
 
 
-class Ended(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class EndedQuery(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """To a front-end: how a query ended, with its outputs at a place of the engine's arena."""
 
     ref: int
     outcome: Outcome
     query: int
     version: str
-    outputs: Place
+    outputs: TensorPlace
     reason: str = ""
     status: str = ""
     ended_ns: int = 0
@@ -99,7 +99,7 @@ class Declined(Struct, frozen=True, array_like=True, tag=True, gc=False):
     error: Failed
 
 
-class Value(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class CallResult(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """To a front-end: what a call gives, as `RETURNS` says."""
 
     ref: int
@@ -112,8 +112,8 @@ class Freed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     blocks: list[int]
 
 
-ToEngine = Ask | Withdraw | Replied | Declined | Shortages | Call | Freed
-ToFrontend = Ended | Failed | Value | Freed | Directory | ShutGates
+ToEngine = AskedQuery | Withdraw | Replied | Declined | Shortages | ControlCall | Freed
+ToFrontend = EndedQuery | Failed | CallResult | Freed | Directory | ShutGates
 RETURNS: dict[str, Any] = {
     "config": dict[str, Any],
     "statistics": tuple[ModelStatistics, ...],

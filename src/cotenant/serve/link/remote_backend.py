@@ -22,19 +22,19 @@ from cotenant.errors import CotenantError
 from cotenant.serve.directory import Directory, ShutGates, refusal_of
 from cotenant.serve.frontend.loop_inbox import LoopInbox
 from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedBlocks
-from cotenant.serve.link.connection import Link, hand_over
+from cotenant.serve.link.connection import ProcessLink, hand_over
 from cotenant.serve.link.messages import (
     RETURNS,
-    Ask,
-    Call,
+    AskedQuery,
+    CallResult,
+    ControlCall,
     Declined,
-    Ended,
+    EndedQuery,
     Failed,
     Freed,
     Replied,
     Shortages,
     ToFrontend,
-    Value,
     Withdraw,
 )
 from cotenant.types import ANSWERS, Outcome
@@ -75,9 +75,9 @@ class RemoteBackend:
         self._lock = threading.Lock()
         self._refs = itertools.count(1)
         self._asked: dict[int, Done] = {}
-        self._calls: dict[int, Future[Any]] = {}
-        self._methods: dict[int, str] = {}
-        self._link: Link[ToFrontend] | None = None
+        self._calls: dict[int, tuple[str, Future[Any]]] = {}
+        """Calls that the engine has not answered: their methods, and what waits."""
+        self._link: ProcessLink[ToFrontend] | None = None
         self._arena: Arena | None = None
         self._reader: ArenaReader | None = None
         self._inbox: LoopInbox | None = None
@@ -134,7 +134,7 @@ class RemoteBackend:
         def tell_freed() -> None:
             link.send(Freed(freed.taken()))  # of this link's arena: another one has blocks of the same numbers
 
-        link: Link[ToFrontend] = Link(ToFrontend, self._take, on_lost)
+        link: ProcessLink[ToFrontend] = ProcessLink(ToFrontend, self._take, on_lost)
         freed = FreedBlocks(lambda: self._put(tell_freed))
         try:
             reader = ArenaReader(theirs, freed.add)
@@ -150,7 +150,7 @@ class RemoteBackend:
         assert self._inbox is not None
         self._inbox.put(lambda: call(*words))
 
-    def _send(self, link: Link[ToFrontend], message: object) -> None:
+    def _send(self, link: ProcessLink[ToFrontend], message: object) -> None:
         if threading.get_ident() == self._thread:
             link.send(message)
         else:
@@ -161,25 +161,24 @@ class RemoteBackend:
         with self._lock:
             asked, self._asked = self._asked, {}
             calls, self._calls = self._calls, {}
-            self._methods = {}
             self._link = self._arena = self._reader = None
             self._directory, self._shut = Directory(), {}
             arena.close()
         for done in asked.values():
             _tell(done, _refused(ServeError(Status.UNAVAILABLE, _LOST, FAILURE)))
-        for future in calls.values():
+        for _, future in calls.values():
             future.set_exception(_away())
 
     def _take(self, messages: Sequence[ToFrontend]) -> None:
         for message in messages:
             match message:
-                case Ended():
+                case EndedQuery():
                     self._ended(message)
                 case Failed(ref=ref):
                     self._failed(ref, message.error)
-                case Value(ref=ref, value=value):
-                    future, method = self._calls.pop(ref, None), self._methods.pop(ref, "")
-                    if future is not None:
+                case CallResult(ref=ref, value=value):
+                    if (call := self._calls.pop(ref, None)) is not None:
+                        method, future = call
                         future.set_result(msgspec.msgpack.decode(value, type=RETURNS[method]))
                 case Freed(blocks=blocks):
                     with self._lock:
@@ -194,7 +193,7 @@ class RemoteBackend:
                     if is_news:
                         self._on_open()
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: EndedQuery) -> None:
         done = self._asked.pop(ended.ref, None)
         reader = self._reader
         if done is None or reader is None:
@@ -214,9 +213,8 @@ class RemoteBackend:
     def _failed(self, ref: int, error: ServeError) -> None:
         if (done := self._asked.pop(ref, None)) is not None:
             _tell(done, _refused(error))
-        elif (future := self._calls.pop(ref, None)) is not None:
-            self._methods.pop(ref, None)
-            future.set_exception(error)
+        elif (call := self._calls.pop(ref, None)) is not None:
+            call[1].set_exception(error)
 
     # --- Backend --------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class RemoteBackend:
             ref = next(self._refs)
             self._asked[ref] = done
         told = request.outputs, request.priority, request.timeout_ns, request.arrival_ns or time.monotonic_ns()
-        self._send(link, Ask(ref, request.model, request.version, place, *told))
+        self._send(link, AskedQuery(ref, request.model, request.version, place, *told))
         return ref
 
     def cancel(self, query: int) -> None:
@@ -324,8 +322,8 @@ class RemoteBackend:
             if link is None:
                 raise _away()
             ref = next(self._refs)
-            self._calls[ref], self._methods[ref] = future, method
-        self._send(link, Call(ref, method, words))
+            self._calls[ref] = method, future
+        self._send(link, ControlCall(ref, method, words))
         return future.result()
 
 

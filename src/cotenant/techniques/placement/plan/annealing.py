@@ -14,7 +14,7 @@ from cotenant.techniques.placement.plan.plan_loop import (
     IMPOSSIBLE,
     UNIT,
     FlatGraph,
-    FlatPlan,
+    FlatTaskPlan,
     PlanScratch,
     cost_of,
     evaluate,
@@ -88,7 +88,7 @@ def unflip(g: FlatGraph, place: Ints, changed: Ints, count: int, used: Ints) -> 
         used[g.space[place[i]]] += g.memory[i * devices + place[i]]
 
 
-def keep_best(g: FlatGraph, plan: FlatPlan, best: FlatPlan) -> None:
+def keep_best(g: FlatGraph, plan: FlatTaskPlan, best: FlatTaskPlan) -> None:
     """Copy the order and the devices of the plan at hand to the best one."""
     for i in range(g.sizes[0]):
         best.order[i] = plan.order[i]
@@ -130,8 +130,8 @@ def anneal(
     g: FlatGraph,
     w: PlanScratch,
     v: View,
-    plan: FlatPlan,
-    best: FlatPlan,
+    plan: FlatTaskPlan,
+    best: FlatTaskPlan,
     blocks: Ints,
     weights: Ints,
     seed: Ints,

@@ -27,7 +27,7 @@ from cotenant.techniques.placement.plan.contract import levels_of
 from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.heft import Heft, upward_ranks
-from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, PENALTY, UNIT, FlatPlan
+from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, PENALTY, UNIT, FlatTaskPlan
 from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     PlacementStrategy,
@@ -241,7 +241,7 @@ class _OverflowRun:
         table = [len(blocks), *(len(starts_at) + 1 + at for at in starts_at), *flat_blocks]
         fixed = [ints(table), weights]
         seed = ints([1 + Random(f"{self.settings.seed} {level}").randrange(2**31 - 2)])
-        flat_best = FlatPlan(ints(best.order), ints(best.place), ints([0] * size))
+        flat_best = FlatTaskPlan(ints(best.order), ints(best.place), ints([0] * size))
         costs = ints([least, least])
         chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if loops.is_compiled else 100))
         for turn, share in enumerate(_HEATS):
@@ -249,7 +249,7 @@ class _OverflowRun:
             position = [0] * size
             for at, i in enumerate(order):
                 position[i] = at
-            walked = FlatPlan(order, place, ints(position))
+            walked = FlatTaskPlan(order, place, ints(position))
             costs[0] = costs[1]
             steps = self.settings.steps // len(_HEATS)
             heat = share * (int(costs[1]) % PENALTY) * len(problem.lane_names) / size

@@ -67,7 +67,7 @@ class PlanScratch(NamedTuple):
     stamp: Ints
 
 
-class FlatPlan(NamedTuple):
+class FlatTaskPlan(NamedTuple):
     """A plan as numbers: tasks in their order, the device of each task, and the position of each task in the order."""
 
     order: Ints
