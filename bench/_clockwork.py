@@ -14,7 +14,7 @@ from msgspec import structs
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
-from cotenant.policies.desk import MOST_AT_ONCE, Key
+from cotenant.policies.decision_context import MOST_AT_ONCE, Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.registry import register
 from cotenant.types import Query, Tenant

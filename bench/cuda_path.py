@@ -22,7 +22,7 @@ import numpy as np
 from bench._registry import BenchError
 from bench.dispatch import TENANT, Chain
 from cotenant.core.actions import Launch
-from cotenant.execute.gpu.stream_place import IdentityModel
+from cotenant.execute.gpu.stream_target import IdentityModel
 from cotenant.execute.gpu.streams import CpuStreams, Named, Replay, StreamLane
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor

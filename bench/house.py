@@ -10,7 +10,9 @@ techniques by the base outside `registry.py`; `undeclared_technique_imports`, pa
 the other without saying so in its README; `circles_with_types`, groups of modules that import each other at module
 level; `packages_per_paper`, the most packages over which what one technique alone uses is spread;
 `src_lines_moved_or_deleted`, lines in techniques and lines fewer since the move began. `largest_command_options`: the
-most options that one command has of its own, beyond `COMMON_OPTIONS`.
+most options that one command has of its own, beyond `COMMON_OPTIONS`. `banned_words`: words of
+tests/architecture/words.toml in docstrings, comments, strings and names; `docstring_words_per_sentence_p95`: words of
+a sentence that 95 % of all sentences in docstrings do not exceed.
 
 Run: `modules_of_a_query`, how many modules of the package have code that runs for one HTTP query, in the server and in
 the worker process of its model together, with the default settings and after warm-up. A profile function that every
@@ -56,6 +58,7 @@ from bench._house_map import (
     wide_functions,
 )
 from bench._mutants import AREAS, Verdict, killed_pct, run_sample, sample
+from bench._prose import banned, bans, sentence_words
 from bench._registry import FOLDER, BenchError
 from bench._server import serving, tiny_repository
 from cotenant.cli.app import app
@@ -129,6 +132,9 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     left = base_to_technique(known)
     wide = dict(wide_functions(known))
     options = dict(options_of(typer.main.get_command(app)))
+    known_bans = bans()
+    words = [found for path in sorted(PACKAGE.rglob("*.py")) for found in banned(path, known_bans)]
+    lengths = [count for tree in trees.values() for _, count, _ in sentence_words(tree)]
     in_techniques = sum(count for name, count in lines.items() if technique_of(name))
     summary: dict[str, float] = {
         "src_lines": sum(lines.values()),
@@ -143,6 +149,8 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         "wide_functions": len(wide),
         "largest_command_options": max(map(len, options.values())),
         "see_docstrings": references(known),
+        "banned_words": len(words),
+        "docstring_words_per_sentence_p95": float(np.percentile(lengths, 95)),
         "package_circles": len(around),
         "class_names_with_two_homes": len(classes),
         "file_names_with_two_homes": len(files),
@@ -156,6 +164,10 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         *({"metric": "packages_per_paper", "name": " ".join(found)} for found in smeared.values()),
         *({"metric": "wide_functions", "name": name, "parameters": count} for name, count in wide.items()),
         *({"metric": "largest_command_options", "name": name, "options": found} for name, found in options.items()),
+        *(
+            {"metric": "banned_words", "name": f"{found.path.relative_to(PACKAGE)}:{found.line}", "word": found.word}
+            for found in words
+        ),
         *({"metric": "package_circles", "name": " ".join(circle)} for circle in around),
         *({"metric": "class_names_with_two_homes", "name": name, "homes": homes} for name, homes in classes.items()),
         *({"metric": "file_names_with_two_homes", "name": name, "homes": homes} for name, homes in files.items()),

@@ -196,19 +196,19 @@ class _Formed(Struct):
     format: str | None = None
 
 
-def load(path: Path, into: type[T], form: str, error: type[CotenantError], mend: str) -> T:
+def load(path: Path, into: type[T], form: str, error: type[CotenantError], hint: str) -> T:
     """Read a file of JSON, whose key `format` is `form`. `mend` tells users how to get a good one."""
-    return decode(read_bytes(path, error, mend), into, str(path), error, f"remove it and {mend}", form)
+    return decode(read_bytes(path, error, hint), into, str(path), error, f"remove it and {hint}", form)
 
 
-def open_regular(path: Path, error: type[CotenantError], mend: str = "", most_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: Path, error: type[CotenantError], hint: str = "", most_bytes: int | None = None) -> BinaryIO:
     """Open a file to read, which is a regular one of at most `most_bytes` (None: of any size).
 
     Devices and FIFOs are refused, as they may have no end, and nothing is waited for.
     """
 
     def wrong(reason: object) -> CotenantError:
-        return error(f"{path}: cannot be read ({reason}){'; ' if mend else ''}{mend}")
+        return error(f"{path}: cannot be read ({reason}){'; ' if hint else ''}{hint}")
 
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
@@ -225,10 +225,10 @@ def open_regular(path: Path, error: type[CotenantError], mend: str = "", most_by
     raise wrong(f"it has {facts.st_size} bytes, expected {most_bytes} at most")
 
 
-def read_bytes(path: Path, error: type[CotenantError], mend: str = "", most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, error: type[CotenantError], hint: str = "", most_bytes: int = MOST_BYTES) -> bytes:
     """What a file holds: see `open_regular`."""
     try:
-        with open_regular(path, error, mend, most_bytes) as file:
+        with open_regular(path, error, hint, most_bytes) as file:
             content = file.read(most_bytes + 1)  # files of /proc have no size
     except OSError as found:
         raise error(f"{path}: cannot be read ({found.strerror})") from None
@@ -237,15 +237,15 @@ def read_bytes(path: Path, error: type[CotenantError], mend: str = "", most_byte
     return content
 
 
-def decode(content: bytes, into: type[T], where: str, error: type[CotenantError], mend: str, form: str = "") -> T:
+def decode(content: bytes, into: type[T], where: str, error: type[CotenantError], hint: str, form: str = "") -> T:
     """As `load`; `where` is what errors call the text. Without a `form` the text has no format."""
     try:
         given = msgspec.json.decode(content, type=_Formed).format if form else form
         if given == form:
             return msgspec.json.decode(content, type=into)
     except UNREADABLE as found:
-        raise error(f"{where}: is not a {form + ' file' if form else into.__name__} ({found}); {mend}") from None
-    raise error(f"{where}: format is {given!r}, expected {form!r}; {mend}")
+        raise error(f"{where}: is not a {form + ' file' if form else into.__name__} ({found}); {hint}") from None
+    raise error(f"{where}: format is {given!r}, expected {form!r}; {hint}")
 
 
 def save(path: Path, value: object) -> None:

@@ -19,7 +19,7 @@ from cotenant.core.lifecycle import QueryState
 from cotenant.core.queues import Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import policy_class, policy_names
-from cotenant.policies.desk import MOST_AT_ONCE
+from cotenant.policies.decision_context import MOST_AT_ONCE
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import options_of
 from cotenant.predict.margin import SafetyMargin, Spread

@@ -24,11 +24,11 @@ import torch
 from client import LoaderHere
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
-from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.gpu.streams import CpuStreams
-from cotenant.execute.place import CorePlace
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal
@@ -157,10 +157,10 @@ def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> 
 
 def test_places(gpu: type[Gpu]) -> None:
     cores = open_executor(DeviceSection()).place
-    assert isinstance(cores, CorePlace)
+    assert isinstance(cores, CoreTarget)
     executor = open_executor(HALVES)
-    streams = executor.place
-    assert isinstance(streams, StreamPlace)
+    streams = executor.target
+    assert isinstance(streams, StreamTarget)
     assert streams.device == CpuStreams.name
     executor.close()
 
@@ -170,13 +170,13 @@ def test_segments_are_a_part_of_the_slo_and_longer_than_launches_cost(
     gpu: type[Gpu], root: Path, monkeypatch: pytest.MonkeyPatch, slo_ms: float, floor_ms: float, longest_ms: float
 ) -> None:
     (root / "cnn" / "config.toml").write_text(config(max_batch=2, slo_ms=slo_ms), encoding="utf-8")
-    monkeypatch.setattr(StreamPlace, "floor_ns", lambda *_: round(floor_ms * 1e6))
-    monkeypatch.setattr(StreamPlace, "unit_ns", lambda _, model, *__: (1_000_000,) * model.unit_count)
+    monkeypatch.setattr(StreamTarget, "floor_ns", lambda *_: round(floor_ms * 1e6))
+    monkeypatch.setattr(StreamTarget, "unit_ns", lambda _, model, *__: (1_000_000,) * model.unit_count)
     [found] = find_versions(root, "cnn")
     opened = replace(open_version(root, found), device="cuda:0")
     with closing(open_executor(HALVES)) as executor, closing(opened.runner) as runner:
         sweep = opened.sweep((Share((0, 1, 2, 3), "cuda:0"),), TINY)
-        cuts = measure_model(runner, sweep, Journal(None), lambda _: None, executor.place).cuts
+        cuts = measure_model(runner, sweep, Journal(None), lambda _: None, executor.target).cuts
     assert max(end - start for start, end in pairwise(cuts)) <= longest_ms
     fewer = ceil(cuts[-1] / longest_ms)
     assert fewer <= len(cuts) - 1 <= 2 * fewer + 1
@@ -184,9 +184,9 @@ def test_segments_are_a_part_of_the_slo_and_longer_than_launches_cost(
 
 def test_a_launch_that_does_nothing_has_a_price_on_streams_alone(gpu: type[Gpu]) -> None:
     with closing(open_executor(HALVES)) as executor:
-        assert executor.place.floor_ns(Share((0, 1, 2, 3), "cuda:0")) > 0
+        assert executor.target.floor_ns(Share((0, 1, 2, 3), "cuda:0")) > 0
     with closing(open_executor(DeviceSection(isolation="thread"))) as cores:
-        assert cores.place.floor_ns(Share((0,))) == 0
+        assert cores.target.floor_ns(Share((0,))) == 0
 
 
 def test_a_gpu_is_another_device_with_other_bindings_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def measured(root: Path, said: list[str] | None = None, model: str = "wide") -> 
     steps = [] if said is None else said
     with closing(open_executor(SECTION)) as executor:
         on_step = lambda *each: steps.append(each[2])  # noqa: E731
-        return measure_tasks(root, model, SHARE, TINY, on_step=on_step, place=executor.place)[1]
+        return measure_tasks(root, model, SHARE, TINY, on_step=on_step, target=executor.target)[1]
 
 
 def test_units_are_measured_on_both_sides_and_copies_between_them(root: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_is_slower_is_left_aside(
     monkeypatch.setattr(placed, "KEPT_UP_TO", 0.0)
     keep_placement(root)
     with closing(open_executor(SECTION)) as executor, caplog.at_level(logging.WARNING):
-        opened = open_version(root, find_versions(root, "wide")[0], executor.place, (SHARE,))
+        opened = open_version(root, find_versions(root, "wide")[0], executor.target, (SHARE,))
         with opened.runner:
             assert not opened.gains
             assert opened.runner.placed == ()  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def test_a_gpu_with_all_there_is() -> None:
     assert (second.name, first.memory_bytes >> 30, seen.cuda, seen.gpu_problem) == ("cuda:1", 80, "13.0", "")
     for gpu in ("cuda:0", "cuda:1"):
         assert way(seen, "green contexts", gpu).detail == "16 groups of 8 SMs, 4 SMs left over"
-    assert all(each.usable and not each.mend for each in seen.sharing if each.device != "cpu")
+    assert all(each.usable and not each.hint for each in seen.sharing if each.device != "cpu")
     assert way(seen, "streams").usable
     assert driver.primary == 0
 
@@ -70,14 +70,14 @@ def test_a_gpu_with_all_there_is() -> None:
 def test_a_gpu_whose_driver_is_old_without_torch() -> None:
     seen = found(FakeCuda(version=12020), Feature("torch", "cuda", False, "not installed", "install it"))
     green = way(seen, "green contexts", "cuda:0")
-    assert (green.usable, green.mend) == (False, "a driver of CUDA 12.4 or newer")
+    assert (green.usable, green.hint) == (False, "a driver of CUDA 12.4 or newer")
     assert "the driver is of CUDA 12.2" in green.detail
     streams = way(seen, "streams")
-    assert (streams.usable, streams.detail, streams.mend) == (False, "torch: not installed", "install it")
+    assert (streams.usable, streams.detail, streams.hint) == (False, "torch: not installed", "install it")
 
 
 @pytest.mark.parametrize(
-    ("files", "load", "problem", "mend"),
+    ("files", "load", "problem", "hint"),
     [
         (True, no_driver, "the package cuda-bindings is not installed", "pip install 'cuda-bindings>=13'"),
         (False, no_driver, "there is no /dev/nvidia0", NO_GPU),
@@ -85,14 +85,14 @@ def test_a_gpu_whose_driver_is_old_without_torch() -> None:
     ],
 )
 def test_why_no_gpu_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, files: bool, load: Any, problem: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, files: bool, load: Any, problem: str, hint: str
 ) -> None:
     monkeypatch.setattr(devices, "_has_device_files", lambda: files)
     seen = survey(load, lambda: (TORCH,))
     assert seen.gpus == ()
     assert problem in seen.gpu_problem
     for name in ("green contexts", "streams"):
-        assert (way(seen, name).usable, way(seen, name).detail, way(seen, name).mend) == (False, seen.gpu_problem, mend)
+        assert (way(seen, name).usable, way(seen, name).detail, way(seen, name).hint) == (False, seen.gpu_problem, hint)
 
 
 def test_one_core_cannot_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def test_the_engines_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
         on_gpu = engines_here()[2]
-        assert (on_gpu.usable, on_gpu.detail, bool(on_gpu.mend)) == (available, text, not available)
+        assert (on_gpu.usable, on_gpu.detail, bool(on_gpu.hint)) == (available, text, not available)
     monkeypatch.setitem(sys.modules, "torch", None)
     _, on_cpu, on_gpu = engines_here()
     assert (on_cpu.usable, on_cpu.detail, on_gpu.usable) == (False, "not installed", False)
-    assert on_gpu.mend == "pip install 'cotenant[torch]'"
+    assert on_gpu.hint == "pip install 'cotenant[torch]'"
 
 
 @pytest.mark.parametrize("load", [no_driver, FakeCuda])

@@ -315,7 +315,7 @@ def test_a_worker_keeps_tensors_of_paused_batches_alone(tmp_path: Path) -> None:
     with SegmentedModel.open(path, cache_dir=tmp_path / "graphs") as model:
         graph = model.graph_path.parent
     ours, theirs = Channel.pair()
-    worker = Worker(theirs, 0)
+    worker = Worker(theirs)
     thread = threading.Thread(target=worker.serve, daemon=True)
     thread.start()
     assert ours.receive() == Started()
@@ -379,7 +379,7 @@ def test_a_worker_prepares_sessions_for_the_threads_that_will_run_them() -> None
     ours, theirs = Channel.pair()
     model = Sessions()
     wanted = Prepare(((1, ((0, 2),)), (3, ((0, 1), (1, 2)))), {})
-    Worker(theirs, 0)._prepare(model, wanted)  # type: ignore[arg-type]
+    Worker(theirs)._prepare(model, wanted)  # type: ignore[arg-type]
     assert ours.receive() == SessionsPrepared()
     assert model.prepared == [(((0, 2),), 1), (((0, 1), (1, 2)), 3)]
     assert model.ran == [(0, 2, 1), (0, 2, 3), (0, 1, 3), (1, 2, 3)]

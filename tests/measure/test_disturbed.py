@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.execute.place import CorePlace
+from cotenant.execute.core_target import CoreTarget
 from cotenant.measure import solo
 from cotenant.measure.solo import REPEATS, Effort, in_turns, undisturbed
 from cotenant.profile.profile_file import ModelProfile, Point, disturbed_words
@@ -66,11 +66,11 @@ class Others:
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> CorePlace:
-    monkeypatch.setattr(CorePlace, "at", lambda self, share: nullcontext())
+def target(monkeypatch: pytest.MonkeyPatch) -> CoreTarget:
+    monkeypatch.setattr(CoreTarget, "at", lambda self, share: nullcontext())
     monkeypatch.setattr(solo, "OthersTime", Others)
     Others.tries, Others.shares = 0, (0.0,)
-    return CorePlace()
+    return CoreTarget()
 
 
 @given(own_us=st.integers(1, 10**6), stolen=st.lists(st.integers(0, 10**9), min_size=1, max_size=9))
@@ -89,31 +89,31 @@ def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, stole
     assert walls == [machine.own_ns + stolen[run % len(stolen)] for run in range(EFFORT.min_runs)]
 
 
-def test_on_several_cores_a_point_is_measured_until_others_leave_them(place: CorePlace) -> None:
+def test_on_several_cores_a_point_is_measured_until_others_leave_them(target: CoreTarget) -> None:
     cores = Share((0, 1))
     for shares, tries in (((0.0,), 1), ((0.5, 0.0), 2), ((0.5, 0.5, 0.0), 3)):
         Others.tries, Others.shares = 0, shares
-        samples, is_disturbed = undisturbed(lambda: None, EFFORT, place, cores)
+        samples, is_disturbed = undisturbed(lambda: None, EFFORT, target, cores)
         assert (Others.tries, len(samples), is_disturbed) == (tries, EFFORT.min_runs, False)
 
 
 def test_where_they_never_leave_the_quickest_try_is_kept_and_marked(
-    place: CorePlace, monkeypatch: pytest.MonkeyPatch
+    target: CoreTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Others.shares = (0.9,)
     rng = Random(1)
     tries = [[MS * rng.randrange(5, 50)] * EFFORT.min_runs for _ in range(1 + REPEATS)]
     left = [*tries]
     monkeypatch.setattr(solo, "in_turns", lambda works, effort, is_inline: [left.pop(0)])
-    samples, is_disturbed = undisturbed(lambda: None, EFFORT, place, Share((0, 1)))
+    samples, is_disturbed = undisturbed(lambda: None, EFFORT, target, Share((0, 1)))
     assert is_disturbed
     assert samples == min(tries, key=statistics.median)
     assert not left
 
 
-def test_one_core_is_measured_once_however_busy_it_is(place: CorePlace) -> None:
+def test_one_core_is_measured_once_however_busy_it_is(target: CoreTarget) -> None:
     Others.shares = (0.9,)
-    assert undisturbed(lambda: None, EFFORT, place, Share((0,)))[1] is False
+    assert undisturbed(lambda: None, EFFORT, target, Share((0,)))[1] is False
     assert Others.tries == 1
 
 

@@ -21,7 +21,7 @@ from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArri
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import policy_class, policy_names
-from cotenant.policies.desk import MOST_AT_ONCE
+from cotenant.policies.decision_context import MOST_AT_ONCE
 from cotenant.policies.shedding import many_jobs
 from cotenant.predict.table import TablePredictor
 from cotenant.types import Outcome, Query, Tenant

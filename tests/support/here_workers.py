@@ -29,7 +29,7 @@ class HereWorker:
         self._thread.start()
 
     def _serve(self) -> None:
-        self.worker = worker.Worker(self._theirs, 0)
+        self.worker = worker.Worker(self._theirs)
         self.worker.serve()
         self._theirs.close()
 

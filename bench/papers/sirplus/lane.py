@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.place import CorePlace
 from cotenant.execute.threads.lanes import Lane
 from cotenant.techniques.placement.execute.piece_run import PieceRun
 from cotenant.techniques.placement.execute.pieces import PlacedPiece
@@ -49,7 +49,7 @@ def measured(turns: int) -> dict[str, Any]:
     cores = _two_cores()
     overhead_us, plain_us = _chain(cores, 5 * turns)
     lane = Lane(Share(cores[1:]))
-    with CorePlace().at(Share(cores)):
+    with CoreTarget().at(Share(cores)):
         asleep = _asleep(lane, turns)
         queued = _queued(lane, turns)
         bare = _bare_lock(cores, turns)
@@ -98,7 +98,7 @@ def _chain(cores: tuple[int, ...], turns: int) -> tuple[list[float], list[float]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chain.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        with PlacedModel(SegmentedModel.open(path)) as model, CorePlace().at(Share(cores)):
+        with PlacedModel(SegmentedModel.open(path)) as model, CoreTarget().at(Share(cores)):
             units = runs_of([(name, "cpu:0") for name in model.dfg.unit_names])
             model.place(UnitPlacement("chain", model.graph_path.parent.name, 2, 0, 0, 0, units))
             feeds = {"x0": np.ones((1, _WIDTH), np.float32)}

@@ -29,8 +29,8 @@ from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
 from bench.zoo.repository import build_repository
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.place import CorePlace
 from cotenant.execute.runner import to_numpy
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import open_version
@@ -222,7 +222,7 @@ def _in_turns(ways: Mapping[str, Call], share: Share, rounds: int, most_s: float
     times: dict[str, list[tuple[int, int]]] = {way: [] for way in ways}
     order, names = Random(SEED), list(ways)
     began = time.perf_counter()
-    with CorePlace().at(share):
+    with CoreTarget().at(share):
         for round_ in range(rounds + 1):
             for way in order.sample(names, len(names)):
                 cpu, wall = time.process_time_ns(), time.perf_counter_ns()

@@ -68,5 +68,5 @@ def _features(title: str, features: Sequence[Feature]) -> FittedTable:
     for each in features:
         name = f"{each.name} {each.version}".strip()
         usable = Text("yes", "green") if each.usable else Text("no", "red")
-        table.add_row(name, each.device, usable, each.detail, each.mend)
+        table.add_row(name, each.device, usable, each.detail, each.hint)
     return table

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
-from cotenant.execute.place import CorePlace
-from cotenant.execute.protocol import OnEnd, OnGrew, Place, Readers, Timing, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStatus
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 
@@ -53,9 +53,9 @@ class BaseExecutor:
         return len(self._batches)
 
     @property
-    def place(self) -> Place:
+    def target(self) -> TargetDevice:
         """See ModelExecutor."""
-        return CorePlace()
+        return CoreTarget()
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor. What `_start` raises ends the launch, from another thread: this one holds the driver's lock."""

@@ -63,7 +63,7 @@ class Feature:
     device: str
     usable: bool
     detail: str
-    mend: str = ""
+    hint: str = ""
     version: str = ""
 
 
@@ -136,17 +136,17 @@ def _onnxruntime() -> Feature:
 
 
 def _torch() -> tuple[Feature, ...]:
-    mend = "pip install 'cotenant[torch]'"
+    hint = "pip install 'cotenant[torch]'"
     try:
         import torch
     except (ImportError, OSError) as error:  # a library of it that cannot be loaded is an OSError
         why = "not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
-        return (Feature("torch", "cpu", False, why, mend), Feature("torch", "cuda", False, why, mend))
+        return (Feature("torch", "cpu", False, why, hint), Feature("torch", "cuda", False, why, hint))
     version = str(torch.__version__)
     cpu = Feature("torch", "cpu", True, f"{torch.get_num_threads()} threads", version=version)
     if torch.version.cuda is None:
-        why, mend = "built for the CPU alone", "a torch that is built for CUDA 13"
-        return (cpu, Feature("torch", "cuda", False, why, mend, version))
+        why, hint = "built for the CPU alone", "a torch that is built for CUDA 13"
+        return (cpu, Feature("torch", "cuda", False, why, hint, version))
     if not torch.cuda.is_available():
         why = f"built for CUDA {torch.version.cuda}, but sees no GPU"
         return (cpu, Feature("torch", "cuda", False, why, NO_GPU, version))
@@ -172,15 +172,15 @@ def _sharing(
     text = "1 core: nothing to divide" if count == 1 else f"{count} cores, in any disjoint sets"
     found = [Feature("pinned cores", "cpu", count > 1, text, "" if count > 1 else "more cores for this process")]
     if not gpus:
-        mend = "pip install 'cuda-bindings>=13'" if "cuda-bindings" in problem else NO_GPU
-        return (*found, *(Feature(name, "cuda", False, problem, mend) for name in ("green contexts", "streams")))
+        hint = "pip install 'cuda-bindings>=13'" if "cuda-bindings" in problem else NO_GPU
+        return (*found, *(Feature(name, "cuda", False, problem, hint) for name in ("green contexts", "streams")))
     found += [_green(driver, index, gpu) for index, gpu in enumerate(gpus)]
     torch = next((each for each in engines if each.name == "torch" and each.device == "cuda"), None)
     why = torch.detail if torch is not None else "no torch"
     if torch is not None and torch.usable:
         found.append(Feature("streams", "cuda", True, "kernels share all SMs; urgent ones go first"))
     else:
-        found.append(Feature("streams", "cuda", False, f"torch: {why}", torch.mend if torch is not None else ""))
+        found.append(Feature("streams", "cuda", False, f"torch: {why}", torch.hint if torch is not None else ""))
     return tuple(found)
 
 

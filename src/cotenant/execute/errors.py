@@ -10,11 +10,11 @@ from cotenant.errors import CotenantError
 class ModelError(CotenantError):
     """A model cannot be loaded or run: names the file, the reason and how to mend it."""
 
-    def __init__(self, path: Path, reason: str, mend: str) -> None:
-        super().__init__(f"model {path}: {reason}. {mend}".removesuffix(". "))
+    def __init__(self, path: Path, reason: str, hint: str) -> None:
+        super().__init__(f"model {path}: {reason}. {hint}".removesuffix(". "))
         self.path = path
         self.reason = reason
-        self.mend = mend
+        self.hint = hint
 
 
 class WorkerLostError(ModelError):

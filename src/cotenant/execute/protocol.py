@@ -158,7 +158,7 @@ class WorkerStatus:
     restarts: Mapping[str, int] = field(default_factory=dict)
 
 
-class Place(Protocol):
+class TargetDevice(Protocol):
     """A device to measure on. `device` is where models have to be opened."""
 
     @property
@@ -216,7 +216,7 @@ class ModelExecutor(Executor, Protocol):
         """Whether other lanes can be had while it serves."""
 
     @property
-    def place(self) -> Place:
+    def target(self) -> TargetDevice:
         """Where its models are opened and measured, until `close`. Raises ConfigError where there is no such device."""
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:

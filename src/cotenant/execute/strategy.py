@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from msgspec import UNSET, UnsetType
 
 from cotenant import registry
-from cotenant.execute.protocol import Followed, Place, Shapes
+from cotenant.execute.protocol import Followed, Shapes, TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
@@ -50,7 +50,7 @@ class VersionTrial:
     found: ModelVersion
     graphs: Path
     shapes: Sequence[Shapes]
-    place: Place
+    target: TargetDevice
     shares: Sequence[Share]
     inputs: Callable[[Shapes, int], Mapping[str, Any]]
 

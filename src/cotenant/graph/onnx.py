@@ -54,9 +54,9 @@ def read_model(path: Path) -> onnx.ModelProto:
     """Read `path` without its external weights. Raises GraphError when that fails."""
     if not path.exists():
         raise GraphError(f"model file {path} does not exist; check the path")
-    mend = "an ONNX file is a regular one of less than 2 GiB, with larger weights in files beside it"
+    hint = "an ONNX file is a regular one of less than 2 GiB, with larger weights in files beside it"
     try:
-        with open_regular(path, GraphError, mend, _MOST_BYTES) as file:
+        with open_regular(path, GraphError, hint, _MOST_BYTES) as file:
             model = onnx.load_model_from_string(file.read())
     except GraphError:
         raise

@@ -131,8 +131,8 @@ def save_contention(path: Path, found: ContentionProfile) -> None:
 
 def load_contention(path: Path) -> ContentionProfile:
     """Read it. Raises ProfileError when the file is not one of ours."""
-    mend = "make it with 'cotenant profile REPO --contention'"
-    return load(path, ContentionProfile, FORMAT, ProfileError, mend)
+    hint = "make it with 'cotenant profile REPO --contention'"
+    return load(path, ContentionProfile, FORMAT, ProfileError, hint)
 
 
 def traffic_of(dfgs: Sequence[Dfg]) -> Traffic:

@@ -16,8 +16,9 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import CotenantError
 from cotenant.execute.batches import row_buckets
 from cotenant.execute.errors import ModelError
-from cotenant.execute.protocol import Place
+from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
+from cotenant.execute.threads.lanes import run_gently
 from cotenant.measure.campaign import Journal
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opening import (
@@ -61,22 +62,22 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
         remember_verdict(digest, merging)
     executor = None if spec.device is None else open_executor(spec.device, spec.shares)
     with nullcontext() if executor is None else closing(executor):
-        place = CORES if executor is None else executor.place
+        target = CORES if executor is None else executor.target
         tell("opening its files", None)
-        opened = open_untried(root, found, place)
+        opened = run_gently(partial(open_untried, root, found, target))
         with closing(opened.runner):
             facts = facts_of(opened)
             warning = ""
             try:
                 tried = partial(_tell_trial, tell, facts)
-                opened = follow_gains(root, opened, place, spec.shares, tried)
+                opened = follow_gains(root, opened, target, spec.shares, tried)
                 tell("trying it on sample values", facts)
                 opened = judge_rows(root, opened)
                 facts = facts_of(opened)
                 if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))
                 step = partial(_tell_step, tell, facts)
-                profile = stored_or_measured(root, opened, spec.shares, place, spec.known, step)
+                profile = stored_or_measured(root, opened, spec.shares, target, spec.known, step)
             except ModelError as error:
                 warning = f"it cannot be run on sample values: {error.reason}"
                 facts = untried(facts_of(opened), warning)
@@ -119,7 +120,7 @@ def stored_or_measured(
     root: Path,
     opened: OpenedModel,
     partitions: Sequence[Share],
-    place: Place,
+    target: TargetDevice,
     measured: Sequence[ModelProfile] = (),
     step: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
@@ -137,7 +138,7 @@ def stored_or_measured(
         profile_misfit(root, opened, partitions),
     )
     step("units")
-    return measure_model(opened.runner, opened.sweep(partitions, QUICK), Journal(None), step, place)
+    return measure_model(opened.runner, opened.sweep(partitions, QUICK), Journal(None), step, target)
 
 
 def untried(facts: VersionFacts, reason: str) -> VersionFacts:

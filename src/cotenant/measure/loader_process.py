@@ -14,6 +14,8 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -347,7 +349,7 @@ def main() -> None:
     """Be the child."""
     import signal
 
-    from cotenant.execute.threads.lanes import be_nice
+    from cotenant.execute.threads.lanes import be_nice, run_gently
     from cotenant.execute.worker.child import die_with
 
     _, _, descriptor, parent, nice = sys.argv
@@ -355,6 +357,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with(int(parent))
     be_nice(int(nice))
+    run_gently(partial(import_module, "cotenant.measure.loader"))
     with suppress(OSError):  # where memory runs out, the kernel ends this process rather than the server
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with suppress(EOFError, OSError):

@@ -20,7 +20,7 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.contents import file_digest
 from cotenant.execute.opener import engine_of, open_model
-from cotenant.execute.protocol import Place
+from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
@@ -117,38 +117,38 @@ def has_batches(profile: ModelProfile, opened: OpenedModel) -> bool:
 
 
 def open_version(
-    root: Path, found: ModelVersion, place: Place = CORES, shares: Sequence[Share] = (), *, placed: bool = True
+    root: Path, found: ModelVersion, target: TargetDevice = CORES, shares: Sequence[Share] = (), *, placed: bool = True
 ) -> OpenedModel:
     """Load the graph onto a device and check the configuration against it.
 
     Unless `placed` is False the model follows what run strategies find to gain; `shares` are those of a GPU in which it
     may. Raises ModelError or ConfigError.
     """
-    opened = open_untried(root, found, place)
+    opened = open_untried(root, found, target)
     try:
         if placed:
-            opened = follow_gains(root, opened, place, shares)
+            opened = follow_gains(root, opened, target, shares)
         return judge_rows(root, opened)
     except CotenantError:
         opened.runner.close()
         raise
 
 
-def open_untried(root: Path, found: ModelVersion, place: Place = CORES) -> OpenedModel:
+def open_untried(root: Path, found: ModelVersion, target: TargetDevice = CORES) -> OpenedModel:
     """Load the graph onto a device and check shapes and samples of the configuration against it; runs nothing.
 
     Raises ModelError or ConfigError.
     """
     name, model = found.tenant, found.config.model
     arithmetic = arithmetic_of(found)
-    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=place.device, arithmetic=arithmetic)
+    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=target.device, arithmetic=arithmetic)
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
     except CotenantError:
         runner.close()
         raise
-    return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), place.device, samples=samples)
+    return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), target.device, samples=samples)
 
 
 def judge_rows(root: Path, opened: OpenedModel) -> OpenedModel:
@@ -171,7 +171,7 @@ def merged_as(found: ModelVersion, merging: Merging) -> ModelVersion:
 def follow_gains(
     root: Path,
     opened: OpenedModel,
-    place: Place,
+    target: TargetDevice,
     shares: Sequence[Share],
     tell: Callable[[str], None] = lambda _: None,
 ) -> OpenedModel:
@@ -181,7 +181,7 @@ def follow_gains(
     """
     found, runner, config = opened.found, opened.runner, opened.found.config
     inputs = partial(_inputs, runner, config.model.max_batch > 1, opened.samples)
-    trial = VersionTrial(found, graphs_path(root), opened.shapes, place, shares, inputs)
+    trial = VersionTrial(found, graphs_path(root), opened.shapes, target, shares, inputs)
     gains = {}
     for name, strategy in strategies().items():
         if what := strategy.measures(found):
@@ -247,7 +247,7 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
 
 
 def open_all(
-    root: Path, errors: dict[str, str], place: Place = CORES, shares: Sequence[Share] = ()
+    root: Path, errors: dict[str, str], target: TargetDevice = CORES, shares: Sequence[Share] = ()
 ) -> dict[str, OpenedModel]:
     """All versions of all models of a repository, by tenant; `errors` gets, by model, why some are left out.
 
@@ -266,19 +266,19 @@ def open_all(
             versions = find_versions(root, name, unreadable)
             check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
             errors |= {f"{name} {version}": reason for version, reason in unreadable.items()}
-            opened |= _open_each(root, versions, errors, place, shares)
+            opened |= _open_each(root, versions, errors, target, shares)
     return opened
 
 
 def _open_each(
-    root: Path, versions: Sequence[ModelVersion], errors: dict[str, str], place: Place, shares: Sequence[Share]
+    root: Path, versions: Sequence[ModelVersion], errors: dict[str, str], target: TargetDevice, shares: Sequence[Share]
 ) -> dict[str, OpenedModel]:
     """The versions of one model that can be opened; the newest of them is the default one."""
     opened: dict[str, OpenedModel] = {}
     for found in reversed(versions):
         at = found.model if len(versions) == 1 else f"{found.model} {found.version}"
         with leaving_out(errors, at):
-            each = open_version(root, replace(found, is_default=not opened), place, shares)
+            each = open_version(root, replace(found, is_default=not opened), target, shares)
             opened[each.found.tenant] = each
     return dict(reversed(opened.items()))
 

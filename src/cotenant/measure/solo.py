@@ -16,10 +16,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from cotenant.execute.batches import row_buckets
-from cotenant.execute.place import CorePlace
-from cotenant.execute.protocol import LoadSpec, Place, Run
+from cotenant.execute.protocol import LoadSpec, Run, TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import strategies
+from cotenant.execute.core_target import CoreTarget
 from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
@@ -31,7 +31,7 @@ from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]
 """Told what has been measured after each step."""
-CORES = CorePlace()
+CORES = CoreTarget()
 REPEATS = 2
 """Further measurements of a point that other processes have disturbed."""
 STOLEN, STOLEN_NS = 1.05, 20_000
@@ -88,26 +88,26 @@ class Sweep:
 
 
 def measure_model(
-    model: Runner, sweep: Sweep, journal: Journal, progress: Progress, place: Place = CORES
+    model: Runner, sweep: Sweep, journal: Journal, progress: Progress, target: TargetDevice = CORES
 ) -> ModelProfile:
     """Measure all of a sweep that the journal does not hold, at a place, as the model is served there.
 
     Raises ModelError when the model cannot be run at a declared shape or batch.
     """
     inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1, sweep.samples)
-    units = journal.remember(f"{sweep.digest}/units", lambda: list(place.unit_ns(model, inputs, sweep.shares[0])))
+    units = journal.remember(f"{sweep.digest}/units", lambda: list(target.unit_ns(model, inputs, sweep.shares[0])))
     progress(f"{model.name}: {model.unit_count} units")
-    floor = journal.remember(f"{sweep.digest}/floor", lambda: place.floor_ns(sweep.shares[0]))
+    floor = journal.remember(f"{sweep.digest}/floor", lambda: target.floor_ns(sweep.shares[0]))
     cuts = model.suggest_cuts(units, float(max(sweep.max_segment_ns, LEAST_FLOORS * floor)))
     points = []
     with ExitStack() as stack:
         spec = LoadSpec(sweep.shares, cuts, sweep.shapes, sweep.max_batch)
-        run = cache(lambda: stack.enter_context(place.ready(model, spec)))  # not where the journal has all
+        run = cache(lambda: stack.enter_context(target.ready(model, spec)))  # not where the journal has all
 
         def measure(index: int, share: Share, items: int) -> dict[str, object]:
             inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1, sweep.samples)
             whole = [(0, model.unit_count)]
-            samples, is_disturbed = undisturbed(lambda: run()(share, inputs, whole), sweep.effort, place, share)
+            samples, is_disturbed = undisturbed(lambda: run()(share, inputs, whole), sweep.effort, target, share)
             p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
             return asdict(Point(index, items, share.size, len(samples), p50, p90, p95, p99, is_disturbed))
 
@@ -116,42 +116,49 @@ def measure_model(
                 for items in sweep.batches:
                     key = f"{sweep.digest}/shape{index}/items{items}/cores{share.size}"
                     points.append(Point(**journal.remember(key, partial(measure, index, share, items))))
-                    progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {share.size} {place.unit}(s)")
+                    progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {share.size} {target.unit}(s)")
         ratio = journal.remember(
             f"{sweep.digest}/segments/{'-'.join(map(str, cuts))}",
-            lambda: _segment_ratio(run, place, sweep.shares[0], cuts, inputs, sweep.effort),
+            lambda: _segment_ratio(run, target, sweep.shares[0], cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
     whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
     tables = (each.versions(model, sweep.shapes[0], units, whole) for each in strategies().values())
     versions: VersionTable | UnsetType = next((table for table in tables if table is not UNSET), UNSET)
-    told = place.is_padded, versions, sweep.splits, sweep.merging
+    told = target.is_padded, versions, sweep.splits, sweep.merging
     return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
 
 
 def _segment_ratio(
-    run: Callable[[], Run], place: Place, share: Share, cuts: Sequence[int], inputs: dict[str, Any], effort: Effort
+    run: Callable[[], Run],
+    target: TargetDevice,
+    share: Share,
+    cuts: Sequence[int],
+    inputs: dict[str, Any],
+    effort: Effort,
 ) -> float:
     """Latency of running segment by segment over that of one run; medians of interleaved runs."""
     if len(cuts) == 2:
         return 1.0
     ways = [[(0, cuts[-1])], list(pairwise(cuts))]
-    with place.at(share):
+    with target.at(share):
         works = [partial(run(), share, inputs, way) for way in ways]
-        together, cut = in_turns(works, effort, is_inline=place.runs_inline(share))
+        together, cut = in_turns(works, effort, is_inline=target.runs_inline(share))
     return max(1.0, float(np.median(cut) / np.median(together)))
 
 
-def undisturbed(work: Callable[[], object], effort: Effort, place: Place, share: Share) -> tuple[list[int], bool]:
+def undisturbed(
+    work: Callable[[], object], effort: Effort, target: TargetDevice, share: Share
+) -> tuple[list[int], bool]:
     """Latencies in ns as far as other processes let them be seen, and whether these are in them even so.
 
     What runs on the calling thread alone counts with the processor time of that thread where others took the core from
     it. What runs on several cores is measured up to REPEATS times more, until others take little of them.
     """
-    is_inline = place.runs_inline(share)
+    is_inline = target.runs_inline(share)
     best = list[int]()
     for _ in range(1 if is_inline else 1 + REPEATS):
-        with OthersTime(share.cores if place.device == CPU else ()) as others, place.at(share):
+        with OthersTime(share.cores if target.device == CPU else ()) as others, target.at(share):
             samples = in_turns((work,), effort, is_inline=is_inline)[0]
         if not best or np.median(samples) < np.median(best):
             best = samples

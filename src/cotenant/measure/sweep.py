@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from cotenant.config import ServerConfig
 from cotenant.execute.layout import device_cores, lanes_of
-from cotenant.execute.protocol import Place
+from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opening import OpenedModel, covers, has_batches, open_all
@@ -42,7 +42,7 @@ def profile_repository(
     """
     lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
-        return _profile(root, executor.place, lanes, effort, fresh=fresh, on_step=on_step)
+        return _profile(root, executor.target, lanes, effort, fresh=fresh, on_step=on_step)
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
@@ -52,13 +52,13 @@ def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
 
 
 def _profile(
-    root: Path, place: Place, lanes: Sequence[Share], effort: Effort, *, fresh: bool, on_step: OnStep
+    root: Path, target: TargetDevice, lanes: Sequence[Share], effort: Effort, *, fresh: bool, on_step: OnStep
 ) -> tuple[Profile, dict[str, str]]:
-    campaign = Campaign(profile_path(root), this_device(place.device), fresh=fresh)
+    campaign = Campaign(profile_path(root), this_device(target.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
     # before models are opened: what changes meanwhile is found changed
     contents = {(each.model, each.version): content_of(each) for each in readable_versions(root)}
-    opened = open_all(root, campaign.errors, place, lanes)
+    opened = open_all(root, campaign.errors, target, lanes)
     profiles = {
         name: replace(known, splits=each.splits, merging=each.merging, content=contents.get(_key(each), UNSET))
         for name, each in opened.items()
@@ -82,7 +82,7 @@ def _profile(
 
     for name, each in todo.items():
         with closing(each.runner), leaving_out(campaign.errors, each.found.model):
-            measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, place)
+            measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, target)
             profiles[name] = replace(
                 _with_others(measured, profiles.get(name)), content=contents.get(_key(each), UNSET)
             )

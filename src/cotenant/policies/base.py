@@ -10,7 +10,7 @@ from msgspec import structs
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import DropRule, PolicySpec
 from cotenant.errors import InvalidValueError
-from cotenant.policies.desk import Key
+from cotenant.policies.decision_context import Key
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
 

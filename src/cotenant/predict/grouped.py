@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, cast
 
+from typing_extensions import override
+
 from cotenant.core.predictor import Group
 from cotenant.predict.latency import LatencyModel
 from cotenant.predict.table import TablePredictor
@@ -75,8 +77,8 @@ class GroupedPredictor(TablePredictor):
         factor = self.factor
         return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
 
+    @override
     def unmeasured(self, most: int) -> frozenset[int]:
-        """See GroupPredictor."""
         found = self._unmeasured.get(most)
         if found is None:
             sizes = None if self.fitted is None else self.fitted.sizes

@@ -13,7 +13,7 @@ from cotenant.config import ServerConfig
 from cotenant.execute.layout import cores_alone, device_cores, lanes_of
 from cotenant.policies.registry import policy_text
 from cotenant.repository import model_names, trace_path
-from cotenant.serve.engine.awake import keep_awake
+from cotenant.serve.engine.cpu_latency_qos import open_cpu_latency_qos
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.recorder import Recorder
 from cotenant.serve.services import OpenedPlan, plan_files
@@ -44,7 +44,7 @@ class Serving:
         self.server = Server(repository, settings, plan=laid.lanes if laid else None, readers=self.loop)
         self._is_planned = laid is not None
         self._replanner = plan_files().follow(self.server, laid, settings.plan, stale=stale) if laid else None
-        self._awake = keep_awake()
+        self._cpu_latency_qos = open_cpu_latency_qos()
         self._recorder: Recorder | None = None
 
     def start(self, *, records: bool) -> None:
@@ -53,7 +53,7 @@ class Serving:
         if records:
             path = trace_path(server.root)
             self._recorder = Recorder(path, server.policy, server.machine, limit_bytes=_TRACE_LIMIT_BYTES)
-        beside = self._recorder, self._replanner, self._awake
+        beside = self._recorder, self._replanner, self._cpu_latency_qos
         server.start(*[each for each in beside if each is not None])
 
     def follow_plan(self) -> None:
@@ -96,8 +96,8 @@ class Serving:
         """End the loop, once nothing needs it, and what else runs."""
         self.loop.stop()
         self.close_trace()
-        if self._awake:
-            self._awake.close()
+        if self._cpu_latency_qos:
+            self._cpu_latency_qos.close()
 
 
 def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> OpenedPlan | None:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec import UNSET
+from typing_extensions import override
 
 from cotenant import registry
 from cotenant.config import NS_PER_MS, PolicySection
@@ -371,8 +372,8 @@ class _FollowedEngine(Engine):
     replies: list[tuple[int, int]]
     """When answers are written, and how long after the ends of their queries; a heap."""
 
+    @override
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """See Engine."""
         while self.replies and self.replies[0][0] <= now_ns:
             self.follower.replied(heappop(self.replies)[1])
         actions = super().handle(event, now_ns)

@@ -264,8 +264,8 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     """
     file = open_regular(path, TraceError)
     try:
-        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate', of this version?"
-        head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, mend, FORMAT)
+        hint = "is it the trace of 'cotenant serve' or 'cotenant simulate', of this version?"
+        head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, hint, FORMAT)
     except TraceError:
         file.close()
         raise

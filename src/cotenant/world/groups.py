@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heapify
 
+from typing_extensions import override
+
 from cotenant.core.actions import Launch, group_of
 from cotenant.core.predictor import GroupPredictor, Member
 from cotenant.world.simulated import TableWorld, WorldEvent
@@ -42,8 +44,8 @@ class GroupWorld(TableWorld):
             self._ends.append(mate.end)
         heapify(self._ends)
 
+    @override
     def pop(self) -> WorldEvent:
-        """See World."""
         event = super().pop()
         self._groups.pop(self._group_of.pop(event.launch, -1), None)
         return event

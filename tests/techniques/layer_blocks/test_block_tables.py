@@ -10,7 +10,7 @@ from cotenant.predict.margin import SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy import block_model
-from cotenant.techniques.layer_blocks.policy.context import lowest
+from cotenant.techniques.layer_blocks.policy.block_context import lowest
 from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.techniques.layer_blocks.policy.price_plans import plans_of
 from cotenant.types import Tenant

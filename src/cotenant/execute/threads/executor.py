@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+from typing_extensions import override
+
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
@@ -74,12 +76,12 @@ class ThreadExecutor(BaseExecutor):
         batch = self._batches.try_begin(launch)
         lane.put(partial(self._launches.run, launch, launch.share, model, batch, self._batches.finish, on_end))
 
+    @override
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
-        """See Executor."""
         return self._launches.grow(launch, share, on_grew)
 
+    @override
     def close(self, until_s: float | None = None) -> None:
-        """See Executor."""
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()

@@ -75,13 +75,18 @@ def be_nice(nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), nice))
 
 
-def run_gently(work: Callable[[], T], nice: int) -> T:
-    """Do work on a thread of its own that gives way to others; give what it gives, raise what it raises."""
+_GENTLY = 5
+"""Added to the nice value of lanes for loading libraries and models: lanes on the same cores go first."""
+
+
+def run_gently(work: Callable[[], T]) -> T:
+    """Do work on a thread with a higher nice value than the calling one; return its result, raise its exception."""
     results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
-        be_nice(nice)
+        if hasattr(os, "getpriority"):
+            be_nice(min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + _GENTLY))
         try:
             results.append(work())
         except BaseException as error:

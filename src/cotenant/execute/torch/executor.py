@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from typing_extensions import override
+
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
@@ -27,9 +29,9 @@ from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.strand_tensors import form_at, results_of, values_of
-from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.protocol import Loaded, LoadSpec, ModelSource, OnEnd, Place, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelSource, OnEnd, TargetDevice, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import opened_by
 from cotenant.execute.strategy import WholeLaunch
@@ -121,9 +123,9 @@ class TorchExecutor(BaseExecutor):
         self._lost = ""
 
     @property
-    def place(self) -> Place:
-        """See ModelExecutor."""
-        return StreamPlace(self)
+    @override
+    def target(self) -> TargetDevice:
+        return StreamTarget(self)
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """See ModelExecutor. Memory of the host is not limited here."""
@@ -173,8 +175,8 @@ class TorchExecutor(BaseExecutor):
         """See ModelExecutor: a device that is lost serves nobody."""
         return self._lost
 
+    @override
     def launch_counts(self) -> Mapping[str, int]:
-        """See ModelExecutor."""
         return {"captured": self.chains.replayed, "eager": self.chains.eager}
 
     def _start(self, launch: Launch, on_end: OnEnd) -> None:
@@ -196,8 +198,8 @@ class TorchExecutor(BaseExecutor):
         flight.before = frozenset(launch.after).union(*(each.before for each in flight.after))
         flight.lane.put(partial(self._take_off, flight))
 
+    @override
     def release(self, batch: int) -> None:
-        """See Executor."""
         for flight in [each for each in list(self._flights.values()) if each.launch.batch == batch]:
             if flight.on_end is None:
                 flight.is_cancelled = True

@@ -119,7 +119,7 @@ class Refused(_Message, frozen=True):
     """From a worker: its model cannot be loaded. `reason` and `mend` as in ModelError."""
 
     reason: str
-    mend: str
+    hint: str
 
 
 class Ended(_Message, frozen=True):

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
@@ -102,8 +104,8 @@ class ProcessExecutor(BaseExecutor):
         with self._lock:
             self._supervisors[tenant] = model
 
+    @override
     def announce(self, tenant: str) -> None:
-        """See ModelExecutor."""
         with self._lock:
             supervisor = self._supervisors[tenant]
         supervisor.announce()
@@ -115,8 +117,8 @@ class ProcessExecutor(BaseExecutor):
             if gone is not None:
                 self._lost_before[tenant] = self._lost_before.get(tenant, Counter()) + Counter(gone.status.restarts)
 
+    @override
     def cancel_loads(self) -> None:
-        """See ModelExecutor."""
         with self._lock:
             self._is_stopping = True
             loading = list(self._loading.values())
@@ -128,14 +130,14 @@ class ProcessExecutor(BaseExecutor):
         supervisor = self._supervisors.get(tenant)
         return supervisor.lasting_problem if supervisor else ""
 
+    @override
     def problem(self, tenant: str) -> str:
-        """See ModelExecutor."""
         with self._lock:
             supervisor = self._supervisors.get(tenant)
         return supervisor.problem if supervisor else ""
 
+    @override
     def workers(self) -> list[WorkerStatus]:
-        """See ModelExecutor."""
         with self._lock:
             found = [(each.status, self._lost_before.get(each.tenant)) for each in self._supervisors.values()]
         return [replace(each, restarts=before + Counter(each.restarts)) if before else each for each, before in found]
@@ -149,8 +151,8 @@ class ProcessExecutor(BaseExecutor):
         if problem is not None:
             self._end_later(launch, problem, on_end)
 
+    @override
     def release(self, batch: int) -> None:
-        """See Executor."""
         supervisor = self._batches.release(batch)
         if isinstance(supervisor, WorkerSupervisor):
             supervisor.release(batch)

@@ -61,12 +61,12 @@ class WorkerLoss:
 
     kind: LossKind
     reason: str
-    mend: str = ""
+    hint: str = ""
 
     def error(self, path: Path) -> ModelError:
         """The error of a load that lost its first worker so."""
         kind = WorkerLostError if self.kind is LossKind.DIED else ModelError
-        return kind(path, self.reason, self.mend)
+        return kind(path, self.reason, self.hint)
 
     def sentence(self, tenant: str) -> str:
         """What became of the worker; of a model that cannot be loaded the worker tells the reason alone."""

@@ -14,9 +14,6 @@ from typing import Any
 from cotenant.execute.threads.lanes import be_nice, run_gently
 from cotenant.execute.worker.child import die_with
 
-GENTLY = 5
-"""How much nicer than lanes is what loads libraries and the model: others are served meanwhile, on the same cores."""
-
 
 def main() -> None:
     """Be a worker."""
@@ -25,19 +22,18 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with(int(parent))
     be_nice(int(nice))
-    gentle = min(19, int(nice) + GENTLY)
-    run_gently(lambda: _worker(int(descriptor), gentle), gentle).serve()
+    run_gently(lambda: _worker(int(descriptor))).serve()
     sys.stderr.flush()
     os._exit(0)  # there is nothing to tidy up, and libraries take their time for it
 
 
-def _worker(descriptor: int, load_nice: int) -> Any:
+def _worker(descriptor: int) -> Any:
     import socket
 
     from cotenant.execute.worker.channel import Channel
     from cotenant.execute.worker.worker import Worker
 
-    return Worker(Channel(socket.socket(fileno=descriptor)), load_nice)
+    return Worker(Channel(socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from typing_extensions import override
+
 from cotenant.execute.worker.channel import Channel
 from cotenant.execute.worker.child import ChildProcess
 
@@ -30,7 +32,7 @@ class WorkerProcess(ChildProcess):
         finally:
             theirs.close()
 
+    @override
     def close(self) -> None:
-        """See ChildProcess."""
         super().close()
         self.channel.close()

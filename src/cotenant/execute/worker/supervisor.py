@@ -239,8 +239,8 @@ class WorkerSupervisor:
                     process.channel.post(rest)
                 case SessionsPrepared(reason):
                     return WorkerLoss(LossKind.UNLOADABLE, reason)
-                case Refused(reason, mend):
-                    return WorkerLoss(LossKind.UNLOADABLE, reason, mend)
+                case Refused(reason, hint):
+                    return WorkerLoss(LossKind.UNLOADABLE, reason, hint)
                 case _:
                     return self._died()
 

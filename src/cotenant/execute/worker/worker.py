@@ -40,9 +40,8 @@ from cotenant.work import CPU, Share
 class Worker:
     """One model, and a thread for each lane. The thread that calls `serve` waits for lanes and releases."""
 
-    def __init__(self, channel: Channel, load_nice: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._load_nice = load_nice
         self._lanes: list[threading.Thread] = []
         self._batches = Batches(has_parts=True)
         self._launches = LaunchRunner(self._batches)
@@ -61,11 +60,11 @@ class Worker:
             return
         self._batches.max_answer_bytes = message.max_answer_bytes
         try:
-            model = run_gently(partial(_open, message), self._load_nice)
+            model = run_gently(partial(_open, message))
             for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
                 model.prepare(ranges, threads)
         except ModelError as error:
-            self._channel.send(Refused(error.reason, error.mend))
+            self._channel.send(Refused(error.reason, error.hint))
             return
         except Exception as error:  # whatever a library makes of a strange file: the server has to know
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
@@ -106,10 +105,10 @@ class Worker:
         try:
             for threads, ranges in wanted.sessions:
                 if threads == 1:
-                    run_gently(partial(model.prepare, ranges, threads), self._load_nice)
+                    run_gently(partial(model.prepare, ranges, threads))
                 else:
                     model.prepare(ranges, threads)
-                run_gently(partial(warm_up, model, ranges, threads, wanted.shapes), self._load_nice)
+                run_gently(partial(warm_up, model, ranges, threads, wanted.shapes))
         except Exception as error:  # the server has to know, and goes on as it was
             reason = reason_of(error)
         try:

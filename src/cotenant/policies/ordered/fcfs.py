@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
-from cotenant.policies.desk import NEVER_NS, Key
+from cotenant.policies.decision_context import NEVER_NS, Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant
 

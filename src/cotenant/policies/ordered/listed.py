@@ -15,7 +15,7 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch, extent
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, Key, Stretch, extent
 from cotenant.policies.ordered.wide import unions, widened
 from cotenant.policies.shedding.deferral import deferred_by_weight
 from cotenant.types import Query, Tenant
@@ -85,9 +85,9 @@ class ListPolicy(BasePolicy):
         only = self._only_start(snapshot, snapshot.free_mask)
         if only is not None:
             return Decision((only,), (), memory)
-        desk = self._desk(snapshot)
-        self._fill_lanes(desk, snapshot.free_mask)
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
+        context = self._context(snapshot)
+        self._fill_lanes(context, snapshot.free_mask)
+        return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
     def _only_start(self, snapshot: Snapshot, free: int) -> Start | None:
         """The start of the only candidate, a waiting query or a paused batch, in the first lane of the mask `free`.
@@ -129,59 +129,59 @@ class ListPolicy(BasePolicy):
         """Whether the only candidate, this work, begins in the first free lane, which ends it by its deadline."""
         return True
 
-    def _desk(self, snapshot: Snapshot) -> Desk:
+    def _context(self, snapshot: Snapshot) -> DecisionContext:
         """The books of a decision, with queries deferred by weight."""
-        desk = Desk(snapshot, self.drop, self.batch_key)
-        if snapshot.weights_differ and desk.drops_hopeless:
-            deferred = deferred_by_weight(snapshot, desk.paused, len(self.lanes), self.lanes[0].size)
+        context = DecisionContext(snapshot, self.drop, self.batch_key)
+        if snapshot.weights_differ and context.drops_hopeless:
+            deferred = deferred_by_weight(snapshot, context.paused, len(self.lanes), self.lanes[0].size)
             if deferred:
-                desk.defer(deferred)
-        return desk
+                context.defer(deferred)
+        return context
 
-    def _fill_lanes(self, desk: Desk, free: int) -> None:
+    def _fill_lanes(self, context: DecisionContext, free: int) -> None:
         """Give candidates those lanes whose slots are all in the mask `free`, and what is left to widen them."""
-        size, first = 0, len(desk.starts)
+        size, first = 0, len(context.starts)
         for lane in self.lanes:
             mask = lane.mask
             if mask & free == mask:
                 if size and lane.size != size:  # who does not fit into one may fit into another
-                    desk.bring_back()
+                    context.reset()
                 size = lane.size
-                start = self._fill(desk, lane, free & ~mask)
+                start = self._fill(context, lane, free & ~mask)
                 if start is not None:
-                    desk.starts.append(start)
+                    context.starts.append(start)
                     free &= ~mask
                     if not free:
                         break
-                    desk.take(start)
+                    context.assign(start)
                 elif len(self.sizes) == 1:
                     break
         if free and self.wide:
-            self._widen(desk, first, free)
+            self._widen(context, first, free)
 
-    def _widen(self, desk: Desk, first: int, free: int) -> None:
+    def _widen(self, context: DecisionContext, first: int, free: int) -> None:
         """Widen starts from number `first` on; where there are none, start who is in time in several lanes alone."""
-        for number, start in enumerate(desk.starts[first:], first):
-            tenant = desk.snapshot.queues[start.work.tenant].tenant
-            desk.starts[number] = made = widened(desk, start, tenant, self.wide, free, self.stretch)
+        for number, start in enumerate(context.starts[first:], first):
+            tenant = context.snapshot.queues[start.work.tenant].tenant
+            context.starts[number] = made = widened(context, start, tenant, self.wide, free, self.stretch)
             free &= ~made.share.mask
         share = next((share for share in self.wide if share.mask & ~free == 0), None)
-        if share is not None and len(desk.starts) == first:
-            desk.bring_back()
-            alone = self._fill(desk, share, 0)
+        if share is not None and len(context.starts) == first:
+            context.reset()
+            alone = self._fill(context, share, 0)
             if alone is not None:
-                desk.starts.append(alone)
+                context.starts.append(alone)
 
-    def _fill(self, desk: Desk, lane: Share, beside: int) -> Start | None:
+    def _fill(self, context: DecisionContext, lane: Share, beside: int) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.
 
         `beside` is the mask of the free slots that this decision may still give to other launches.
 
         What is doubtful is put off, and taken when nothing else is left; what needs another lane is passed over.
         """
-        now, latency_ns, cores = desk.now_ns, desk.latency_ns, lane.size
+        now, latency_ns, cores = context.now_ns, context.latency_ns, lane.size
         queries: Sequence[Query]
-        while len(desk.put_off) < _MOST_DOUBTFUL and (best := desk.best()) is not None:
+        while len(context.deferred) < _MOST_DOUBTFUL and (best := context.best()) is not None:
             if isinstance(best, tuple):
                 queue, at = best
                 head, tenant = queue.queries[at], queue.tenant
@@ -191,37 +191,40 @@ class ListPolicy(BasePolicy):
                 work = tenant.work(best.shape, best.items, best.next_unit)
                 deadline = max([query.deadline_ns for query in queries])
             needed = latency_ns(work, cores)
-            if desk.drops_hopeless and now + needed > deadline:
-                desk.drop_hopeless(queries, work, self._all_sizes, deadline - now)
-                desk.pass_over(best)
+            if context.drops_hopeless and now + needed > deadline:
+                context.drop_hopeless(queries, work, self._all_sizes, deadline - now)
+                context.skip(best)
             elif not isinstance(best, tuple):
-                work, needed = self._extent(desk.snapshot, tenant, desk.paused[-1][0], work, lane, needed)
+                work, needed = self._extent(context.snapshot, tenant, context.paused[-1][0], work, lane, needed)
                 return Start(work, (), lane, needed, best.id)
-            elif self.cautious and now + desk.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline:
-                desk.pass_over(best, put_off=True)
+            elif (
+                self.cautious
+                and now + context.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline
+            ):
+                context.skip(best, deferred=True)
             else:
-                return self._start_batch(desk, queue, at, lane, work, needed, beside)
-        doubtful = desk.next_put_off()
+                return self._start_batch(context, queue, at, lane, work, needed, beside)
+        doubtful = context.next_deferred()
         if doubtful is None:
             return None
         queue, at = doubtful
         head = queue.queries[at]
         work = queue.tenant.work(head.shape, head.items)
-        return self._start_batch(desk, queue, at, lane, work, latency_ns(work, cores), beside)
+        return self._start_batch(context, queue, at, lane, work, latency_ns(work, cores), beside)
 
     def _start_batch(
-        self, desk: Desk, queue: QueueView, at: int, lane: Share, work: Work, latency: int, beside: int
+        self, context: DecisionContext, queue: QueueView, at: int, lane: Share, work: Work, latency: int, beside: int
     ) -> Start:
         """Start the batch that is headed by the query at a position, for which `work` and `latency` are of it alone."""
         tenant = queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
             lanes = sum([each.mask & beside == each.mask for each in self.lanes])
-            queries, latency = desk.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
+            queries, latency = context.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))
         if self.preempt and len(tenant.cuts) > 2:
-            work, latency = self._extent(desk.snapshot, tenant, queue.keys[at], work, lane, latency)
+            work, latency = self._extent(context.snapshot, tenant, queue.keys[at], work, lane, latency)
         return Start(work, queries, lane, latency)
 
     def _extent(

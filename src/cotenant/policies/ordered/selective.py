@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, AccountView, Decision, DropRule, Snapshot
-from cotenant.policies.desk import Desk
+from cotenant.policies.decision_context import DecisionContext
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.shedding.jobs import Number
 from cotenant.policies.shedding.shed import all_fit, remembered, shed
@@ -65,12 +65,12 @@ class Most(ListPolicy):
         if only is not None:
             memory = memory if self.drop is not DropRule.HOPELESS else remembered(self, snapshot, memory)
             return Decision((only,), (), memory)
-        desk = Desk(snapshot, self.drop, self.batch_key)
-        if desk.drops_hopeless:
-            memory = shed(self, desk, memory, is_idle=free != 0)
+        context = DecisionContext(snapshot, self.drop, self.batch_key)
+        if context.drops_hopeless:
+            memory = shed(self, context, memory, is_idle=free != 0)
         if free:
-            self._fill_lanes(desk, free)
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
+            self._fill_lanes(context, free)
+        return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
     def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
         """Whether nothing is dropped, either."""

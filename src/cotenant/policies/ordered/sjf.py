@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView
-from cotenant.policies.desk import Key
+from cotenant.policies.decision_context import Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant
 

@@ -8,7 +8,7 @@ from functools import reduce
 from msgspec import structs
 
 from cotenant.core.snapshot import Start
-from cotenant.policies.desk import NEVER_NS, Desk, extent
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, extent
 from cotenant.types import Tenant
 from cotenant.work import CPU, Share
 
@@ -32,7 +32,9 @@ def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
     return tuple(made)
 
 
-def widened(desk: Desk, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, stretch: float) -> Start:
+def widened(
+    context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, stretch: float
+) -> Start:
     """A start in the largest of the shares `wide` that have its lane, whose other lanes are all in the mask `free`, and
     in which it is predicted quicker by enough; as it was where there is none.
 
@@ -40,7 +42,7 @@ def widened(desk: Desk, start: Start, tenant: Tenant, wide: Sequence[Share], fre
     before it has used up more than the share `stretch` of anybody's slack (SLO less own latency), or where none comes
     so soon, at its next one. Models that are not cut stay in one lane where they would take longer than that.
     """
-    cuts, latency_ns = tenant.cuts, desk.latency_ns
+    cuts, latency_ns = tenant.cuts, context.latency_ns
     whole = start.work.until(cuts[-1])
     narrow_ns = latency_ns(whole, start.share.size)
     for share in wide:
@@ -50,7 +52,7 @@ def widened(desk: Desk, start: Start, tenant: Tenant, wide: Sequence[Share], fre
         if needed > narrow_ns * _WORTH**doublings:
             continue
         allowed = NEVER_NS
-        for queue in desk.snapshot.queues.values():
+        for queue in context.snapshot.queues.values():
             other = queue.tenant
             slack = other.slo_ns - latency_ns(other.work(0, 1), start.share.size)
             allowed = min(allowed, max(0, int(slack * stretch)))

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from cotenant.core.snapshot import BatchView, Snapshot
-from cotenant.policies.desk import Key
+from cotenant.policies.decision_context import Key
 
 
 class WeightedJob(NamedTuple):
@@ -45,7 +45,7 @@ def deferred(jobs: list[WeightedJob], lanes: int, now_ns: int, busy_ns: int) -> 
 def deferred_by_weight(
     snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], lanes: int, cores: int
 ) -> frozenset[int]:
-    """Queries to defer of those that wait, and of the paused batches of the desk; none where the weights are equal.
+    """Queries to defer of those that wait, and of the paused batches of the context; none where the weights are equal.
 
     Queries that no lane of so many `cores` ends in time do not count.
     """

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from cotenant.core.admission import hopeless
 from cotenant.core.snapshot import AccountView, Drop, QueueView, Running, Snapshot
-from cotenant.policies.desk import MOST_AT_ONCE, Desk, quickest_ns
+from cotenant.policies.decision_context import MOST_AT_ONCE, DecisionContext, quickest_ns
 from cotenant.policies.shedding.jobs import FEW, NUMBER, OWNER, WORK, FewJobs, Job, SelectionValues, ShortQueue, Value
 from cotenant.policies.shedding.reserve import FRESH_NS, ExpectedDemand, Reserve
 from cotenant.types import UNSET_RANK, LossCause, Tenant
@@ -65,14 +65,14 @@ class Memory:
 _NOTHING = Memory({}, None)
 
 
-def shed(policy: SheddingPolicy, desk: Desk, memory: object, *, is_idle: bool) -> Memory:
+def shed(policy: SheddingPolicy, context: DecisionContext, memory: object, *, is_idle: bool) -> Memory:
     """Drop queries that no lane ends in time any more, and those that cannot all be in time together; where a lane
     `is_idle`, also defer queries. The memory for the next decision."""
     known = memory if isinstance(memory, Memory) else _NOTHING
-    needed_ns = partial(quickest_ns, desk.latency_ns, sizes=policy.sizes)
-    live = _LiveJobs(desk, policy, known.queues, needed_ns)
-    reserve = _reserve(policy, desk.snapshot, known.reserve)
-    _select(policy, desk, live, reserve, is_idle=is_idle)
+    needed_ns = partial(quickest_ns, context.latency_ns, sizes=policy.sizes)
+    live = _LiveJobs(context, policy, known.queues, needed_ns)
+    reserve = _reserve(policy, context.snapshot, known.reserve)
+    _select(policy, context, live, reserve, is_idle=is_idle)
     return Memory(live.queues, reserve)
 
 
@@ -130,8 +130,10 @@ def _reserve(policy: SheddingPolicy, snapshot: Snapshot, known: Reserve | None) 
     return Reserve.of(demands, snapshot.now_ns)
 
 
-def _select(policy: SheddingPolicy, desk: Desk, live: _LiveJobs, reserve: Reserve | None, *, is_idle: bool) -> None:
-    jobs, snapshot = live.jobs, desk.snapshot
+def _select(
+    policy: SheddingPolicy, context: DecisionContext, live: _LiveJobs, reserve: Reserve | None, *, is_idle: bool
+) -> None:
+    jobs, snapshot = live.jobs, context.snapshot
     gone: dict[int, Drop] = {}
     is_easy = jobs.are_timely(virtual=True)
     if not is_idle and (is_easy or jobs.are_timely(virtual=False)):
@@ -157,12 +159,12 @@ def _select(policy: SheddingPolicy, desk: Desk, live: _LiveJobs, reserve: Reserv
         for query in live.numbers_of(victim[NUMBER]):
             gone[query] = Drop(query, why, cause, culprit)
     if gone:
-        desk.shed(gone)
+        context.shed(gone)
     if is_idle:
         deferred += jobs.behind_quotas(live.paused)
         every = [query for number in deferred for query in live.numbers_of(number) if query not in gone]
         if every:
-            desk.defer(frozenset(every))
+            context.defer(frozenset(every))
 
 
 class _LiveJobs:
@@ -177,12 +179,12 @@ class _LiveJobs:
 
     def __init__(
         self,
-        desk: Desk,
+        context: DecisionContext,
         policy: SheddingPolicy,
         known_queues: Mapping[str, ShortQueue | LongQueue],
         needed_ns: Callable[[Work], int],
     ) -> None:
-        snapshot = desk.snapshot
+        snapshot = context.snapshot
         accounts, predictor = snapshot.accounts, snapshot.predictor
         self.tenants = list(snapshot.queues)
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]

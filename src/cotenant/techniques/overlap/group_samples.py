@@ -70,12 +70,12 @@ def save_samples(path: Path, header: SamplesHeader, samples: Sequence[GroupSampl
 
 def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
     """Read what `save_samples` wrote. Raises SamplesError when it is not that."""
-    mend = "make it with 'cotenant profile --groups'"
-    first, *lines = read_bytes(path, SamplesError, mend).splitlines() or [b""]
-    mend = f"remove it and {mend}"
-    header = decode(first, SamplesHeader, f"{path}, line 1", SamplesError, mend, FORMAT)
+    hint = "make it with 'cotenant profile --groups'"
+    first, *lines = read_bytes(path, SamplesError, hint).splitlines() or [b""]
+    hint = f"remove it and {hint}"
+    header = decode(first, SamplesHeader, f"{path}, line 1", SamplesError, hint, FORMAT)
     return header, [
-        decode(line, _Line, f"{path}, line {number}", SamplesError, mend).sample()
+        decode(line, _Line, f"{path}, line {number}", SamplesError, hint).sample()
         for number, line in enumerate(lines, 2)
     ]
 

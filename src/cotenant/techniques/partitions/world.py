@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop
 
 from msgspec import structs
+from typing_extensions import override
 
 from cotenant.core.actions import Action, Launch, Respond, group_of
 from cotenant.core.engine import Engine
@@ -190,8 +191,8 @@ class _RoutedEngine(Engine):
         super().__init__(tenants, policy, predictor, machine)
         self._routes = routes
 
+    @override
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """See Engine."""
         if type(event) is QueryArrived and event.query.tenant in self._routes:
             tenant = event.query.tenant
             event = QueryArrived(structs.replace(event.query, tenant=_there(tenant, self._routes.next(tenant))))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cotenant.config import ServerConfig
-    from cotenant.execute.protocol import Place
+    from cotenant.execute.protocol import TargetDevice
     from cotenant.techniques.placement.plan.flat import PlacementProblem
     from cotenant.techniques.placement.plan.overflow import FoundPlacement, PlacementGoal
     from cotenant.techniques.placement.plan.overview import PlacementOverview
@@ -119,7 +119,7 @@ def place(
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     share, is_served = _share(settings)
     with _opened(settings, share) as where, progress_bar(quiet=output.as_json, what="measuring") as on_step:
-        tenant, tasks = measure_tasks(repository, model, share, TASK_EFFORT, fresh=fresh, on_step=on_step, place=where)
+        tenant, tasks = measure_tasks(repository, model, share, TASK_EFFORT, fresh=fresh, on_step=on_step, target=where)
     notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
     found = _searched(problem, sought, tasks, budget_s, as_json=output.as_json)
@@ -160,7 +160,7 @@ def _share(settings: ServerConfig) -> tuple[Share, bool]:
 
 
 @contextmanager
-def _opened(settings: ServerConfig, share: Share) -> Iterator[Place]:
+def _opened(settings: ServerConfig, share: Share) -> Iterator[TargetDevice]:
     """Where a share is measured. A GPU is not held meanwhile for longer than the context lasts. Raises ConfigError."""
     from cotenant.execute.registry import open_executor
     from cotenant.measure.solo import CORES
@@ -170,7 +170,7 @@ def _opened(settings: ServerConfig, share: Share) -> Iterator[Place]:
         yield CORES
         return
     with closing(open_executor(settings.device, (share,))) as executor:
-        yield executor.place
+        yield executor.target
 
 
 def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
@@ -188,7 +188,9 @@ def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
     return notes
 
 
-def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share, where: Place | None = None) -> float:
+def measured_ratio(
+    asked: PlacementAsked, placement: UnitPlacement, share: Share, where: TargetDevice | None = None
+) -> float:
     """What runs by a placement take of the time of runs without, measured in turns now; kept for the server.
 
     `where` is the place of the share, by default the cores of this machine.

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import ClassVar, NamedTuple
 
 from cotenant.core.snapshot import Decision, QueueView, Snapshot, Start
-from cotenant.policies.desk import Desk, Place
+from cotenant.policies.decision_context import DecisionContext, QueuePosition
 from cotenant.policies.ordered.edf import Edf
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan, cuts_of_all
 from cotenant.techniques.granularity.policy.joint_strands import Laid, Strand, lay, strands_of
@@ -93,67 +93,67 @@ class Clustered(Edf):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a set by its plan if the next query has one, then give what is free to others by deadline."""
-        desk = self.alone._desk(snapshot)
+        context = self.alone._context(snapshot)
         free = snapshot.free_mask
-        for start in self._next_set(desk) if self.joint_plans else ():
-            desk.starts.append(start)
-            desk.take(start)
+        for start in self._next_set(context) if self.joint_plans else ():
+            context.starts.append(start)
+            context.assign(start)
             free &= ~start.share.mask
-        self.alone._fill_lanes(desk, free)
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
+        self.alone._fill_lanes(context, free)
+        return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
-    def _next_set(self, desk: Desk) -> Sequence[Start]:
+    def _next_set(self, context: DecisionContext) -> Sequence[Start]:
         """The starts of a set that the next query is in; none where it has no plan that may be followed now."""
-        place = self._next_query(desk)
+        place = self._next_query(context)
         if place is None:
             return ()
-        name, lanes = place[0].tenant.name, self._lanes(desk.snapshot)
+        name, lanes = place[0].tenant.name, self._lanes(context.snapshot)
         if not lanes:
             return ()
         found: list[tuple[int, int, list[_Present | None]]] = []
         for number, plan in enumerate(self.joint_plans):
             if any(member.model == name for member in plan.members):
-                there = [self._present(desk, member, place) for member in plan.members]
+                there = [self._present(context, member, place) for member in plan.members]
                 absent = there.count(None)
                 leads = any(each is not None and each.queue is place[0] for each in there)
                 if leads and (absent == 0 or len(there) - absent > 1):
                     found.append((absent - len(there), number, there))
         for _, number, there in sorted(found, key=lambda each: each[:2]):
-            starts = self._follow(desk, self.joint_plans[number], there, lanes)
+            starts = self._follow(context, self.joint_plans[number], there, lanes)
             if starts:
                 return starts
         return ()
 
-    def _next_query(self, desk: Desk) -> Place | None:
+    def _next_query(self, context: DecisionContext) -> QueuePosition | None:
         """The waiting query that edf would start next, if it is one; those before it that are hopeless are given up."""
-        while isinstance(best := desk.best(), tuple):
-            if self._head_at(desk, best[0]) == best[1]:
+        while isinstance(best := context.best(), tuple):
+            if self._head_at(context, best[0]) == best[1]:
                 return best
         return None
 
-    def _head_at(self, desk: Desk, queue: QueueView) -> int:
+    def _head_at(self, context: DecisionContext, queue: QueueView) -> int:
         """Where the first query stands that is not hopeless; those before it are given up."""
-        at = desk.head_at(queue)
-        while desk.drops_hopeless and at < len(queue.queries):
+        at = context.head_at(queue)
+        while context.drops_hopeless and at < len(queue.queries):
             head = queue.queries[at]
-            work, left_ns = queue.tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-            if not desk.drop_hopeless((head,), work, self.alone.sizes, left_ns):
+            work, left_ns = queue.tenant.work(head.shape, head.items), head.deadline_ns - context.now_ns
+            if not context.drop_hopeless((head,), work, self.alone.sizes, left_ns):
                 break
-            at = desk.head_at(queue)
+            at = context.head_at(queue)
         return at
 
-    def _present(self, desk: Desk, member: JointMember, first: Place) -> _Present | None:
+    def _present(self, context: DecisionContext, member: JointMember, first: QueuePosition) -> _Present | None:
         """A member with just the rows of its plan, which the most urgent queries bring that share a launch; None where
         there are no such, or what serves it has other units."""
-        queue = desk.snapshot.queues.get(member.model)
+        queue = context.snapshot.queues.get(member.model)
         if queue is None or queue.tenant.unit_count != member.units:
             return None
-        at = first[1] if queue is first[0] else self._head_at(desk, queue)
+        at = first[1] if queue is first[0] else self._head_at(context, queue)
         if at == len(queue.queries):
             return None
         head, tenant = queue.queries[at], queue.tenant
         chosen, items = [head], head.items
-        for query in desk.behind(queue, at) if member.batch <= tenant.max_batch else ():
+        for query in context.behind(queue, at) if member.batch <= tenant.max_batch else ():
             if items >= member.batch:
                 break
             if items + query.items <= member.batch:
@@ -191,7 +191,7 @@ class Clustered(Edf):
         return found
 
     def _follow(
-        self, desk: Desk, plan: JointPlan, there: Sequence[_Present | None], lanes: Sequence[_Lane]
+        self, context: DecisionContext, plan: JointPlan, there: Sequence[_Present | None], lanes: Sequence[_Lane]
     ) -> list[Start]:
         """The starts of those members of a plan that are there; none where it may not be followed now."""
         strands = strands_of(plan, tuple([each is not None for each in there]))
@@ -199,19 +199,23 @@ class Clustered(Edf):
         if len(works) < len(strands):
             return []
         sizes = [lane.share.size for lane in lanes]
-        times = [[desk.latency_ns(work, size) for size in sizes] for work in works]
+        times = [[context.latency_ns(work, size) for size in sizes] for work in works]
         laid = lay(strands, [member.rank for member in plan.members], times, [lane.free_ns for lane in lanes])
-        if not self._is_in_time(desk, strands, there, laid) or not self._is_clear(desk, there, laid, lanes):
+        if not self._is_in_time(context, strands, there, laid) or not self._is_clear(context, there, laid, lanes):
             return []
-        if not self._is_worth(desk, plan, there, laid, lanes):
+        if not self._is_worth(context, plan, there, laid, lanes):
             return []
-        return _starts(desk.snapshot.next_launch, strands, works, there, laid, lanes)
+        return _starts(context.snapshot.next_launch, strands, works, there, laid, lanes)
 
     def _is_in_time(
-        self, desk: Desk, strands: Sequence[Strand], there: Sequence[_Present | None], laid: Sequence[Laid]
+        self,
+        context: DecisionContext,
+        strands: Sequence[Strand],
+        there: Sequence[_Present | None],
+        laid: Sequence[Laid],
     ) -> bool:
         """Whether all queries of a set are predicted in time."""
-        now, ends_ns = desk.now_ns, [0] * len(there)
+        now, ends_ns = context.now_ns, [0] * len(there)
         for each in laid:
             member = strands[each.strand].member
             ends_ns[member] = max(ends_ns[member], each.end_ns)
@@ -220,14 +224,14 @@ class Clustered(Edf):
                 continue
             if self.cautious:
                 tenant = present.queue.tenant
-                end_ns = now + desk.snapshot.predictor.sure_ns(tenant.name, end_ns - now, tenant.slo_ns)
+                end_ns = now + context.snapshot.predictor.sure_ns(tenant.name, end_ns - now, tenant.slo_ns)
             if end_ns > min([query.deadline_ns for query in present.queries]):
                 return False
         return True
 
     def _is_worth(
         self,
-        desk: Desk,
+        context: DecisionContext,
         plan: JointPlan,
         there: Sequence[_Present | None],
         laid: Sequence[Laid],
@@ -239,18 +243,18 @@ class Clustered(Edf):
         On lanes that do not slow each other that counts where others wait; else the gain is known from the plan.
         """
         own = {query.id for each in there if each is not None for query in each.queries}
-        others = (query.id for queue in desk.snapshot.queues.values() for query in queue.queries)
+        others = (query.id for queue in context.snapshot.queues.values() for query in queue.queries)
         if (
             self.alone.lanes == self.lanes
-            and not desk.snapshot.paused
-            and all(each in own or each in desk.taken for each in others)
+            and not context.snapshot.paused
+            and all(each in own or each in context.taken for each in others)
         ):
             return True
         whole = [each for each in enumerate(there) if each[1] is not None]
         streams = [Strand(member, 0, plan.members[member].units, (), ()) for member, _ in whole]
         ranks = [member.rank for member in plan.members]
         free = self._alone([lane.free_ns for lane in lanes], lanes)
-        times = [[desk.latency_ns(each.work, place.share.size) for place in free] for _, each in whole if each]
+        times = [[context.latency_ns(each.work, place.share.size) for place in free] for _, each in whole if each]
         without = _frees_ns(lay(streams, ranks, times, [place.free_ns for place in free]), free)
         planned = [place.free_ns for place in self._alone(_frees_ns(laid, lanes), lanes)]
         return _DEAR * (sum(planned) - sum(without)) <= max(without) - max(planned)
@@ -265,12 +269,12 @@ class Clustered(Edf):
         return found
 
     def _is_clear(
-        self, desk: Desk, there: Sequence[_Present | None], laid: Sequence[Laid], lanes: Sequence[_Lane]
+        self, context: DecisionContext, there: Sequence[_Present | None], laid: Sequence[Laid], lanes: Sequence[_Lane]
     ) -> bool:
         """Whether a set makes nobody late who would have gone before one of its members, or might arrive and go before
         all of them, or where it takes all of a device before one: each is served where it is free first behind it. Who
         is late anyway does not count."""
-        snapshot, now = desk.snapshot, desk.now_ns
+        snapshot, now = context.snapshot, context.now_ns
         behind = min(self._alone(_frees_ns(laid, lanes), lanes), key=lambda place: place.free_ns)
         wait_ns, size = behind.free_ns - now, behind.share.size
         keys = [each.queue.keys[each.at] for each in there if each is not None]
@@ -279,7 +283,7 @@ class Clustered(Edf):
         own = {query.id for each in there if each is not None for query in each.queries}
 
         def is_late(work: Work, left_ns: int) -> bool:
-            needed_ns = desk.latency_ns(work, size)
+            needed_ns = context.latency_ns(work, size)
             return needed_ns <= left_ns < wait_ns + needed_ns
 
         waiting: list[tuple[Work, int]] = []
@@ -288,7 +292,7 @@ class Clustered(Edf):
             if self.preempt and self.arrival_key(tenant, now, snapshot.predictor) < arrival:
                 waiting.append((tenant.work(0, 1), tenant.slo_ns))
             for key, query in zip(queue.keys, queue.queries, strict=True):
-                if key <= last and query.id not in own and query.id not in desk.taken:
+                if key <= last and query.id not in own and query.id not in context.taken:
                     waiting.append((tenant.work(query.shape, query.items), query.deadline_ns - now))
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         begun += [

@@ -130,9 +130,9 @@ class Rehearsal:
 
     def _load(self, root: Path, model: str, rows: int, shares: tuple[Share, ...]) -> ServedModel:
         found = default_version(root, model)
-        opened = open_version(root, found, self._executor.place, shares)
+        opened = open_version(root, found, self._executor.target, shares)
         self._open.callback(opened.runner.close)
-        profile = stored_or_measured(root, opened, shares, self._executor.place)
+        profile = stored_or_measured(root, opened, shares, self._executor.target)
 
         def cuts_of(facts: VersionFacts, cuts: tuple[int, ...]) -> tuple[int, ...]:
             return cuts_of_all(self._plans, facts.found.tenant, cuts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
+from typing_extensions import override
 
 from cotenant.execute.protocol import Shapes
 from cotenant.execute.runner import Runner
@@ -27,10 +28,10 @@ class KernelRunStrategy(RunStrategy):
 
         return open_chosen(file, file.cache_dir) or inner()
 
+    @override
     def versions(
         self, model: Runner, shapes: Shapes, unit_ns: Sequence[int], whole_ns: Mapping[int, int]
     ) -> VersionTable | UnsetType:
-        """See RunStrategy."""
         if not model.kernels:
             return UNSET
         from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel

@@ -12,9 +12,9 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, PolicySpec, Snapshot
 from cotenant.policies.base import CheckedOptions
-from cotenant.policies.desk import Key
+from cotenant.policies.decision_context import Key
+from cotenant.techniques.layer_blocks.policy.block_context import BlockContext
 from cotenant.techniques.layer_blocks.policy.block_jobs import BlockSnapshot, Change
-from cotenant.techniques.layer_blocks.policy.context import DecisionContext
 from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
@@ -83,7 +83,7 @@ class BlockPolicy(CheckedOptions):
                 plans=self.plans,
                 memory=self.byte_price,
             )
-        context = DecisionContext(snapshot, self.lanes, memory, self.drop)
+        context = BlockContext(snapshot, self.lanes, memory, self.drop)
         return context.decision(self.changes(context.blocks, snapshot))
 
     def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:

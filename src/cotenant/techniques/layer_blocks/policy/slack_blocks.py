@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Snapshot
-from cotenant.policies.desk import Key, Stretch
+from cotenant.policies.decision_context import Key, Stretch
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
     BlockSnapshot,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cotenant.core.admission import hopeless
 from cotenant.core.predictor import GroupPredictor, Predictor
 from cotenant.core.snapshot import BatchView, Drop, Snapshot
-from cotenant.policies.desk import NEVER_NS
+from cotenant.policies.decision_context import NEVER_NS
 from cotenant.types import Query, Tenant
 
 _LOOK_AHEAD = 12

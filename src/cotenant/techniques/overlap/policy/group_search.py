@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
-from cotenant.policies.desk import NEVER_NS
+from cotenant.policies.decision_context import NEVER_NS
 from cotenant.techniques.overlap.policy.group_choice import Choice
 from cotenant.techniques.overlap.policy.group_cuts import coarse, spread
 from cotenant.techniques.overlap.policy.group_jobs import Candidate, GroupJob, jobs_of, next_of

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from cotenant.core.predictor import Group, GroupPredictor
 from cotenant.core.snapshot import IN_GROUPS, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import Stretch
+from cotenant.policies.decision_context import Stretch
 from cotenant.policies.facts import LayoutFacts
 from cotenant.policies.ordered.edf import Edf
 from cotenant.techniques.overlap.policy.barrier import needs_barrier

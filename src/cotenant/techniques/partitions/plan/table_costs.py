@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from typing_extensions import override
+
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.predict.latency import LatencyModel
 from cotenant.techniques.partitions.plan.types import CoRunner, Costs
@@ -104,13 +106,13 @@ class TableCosts(Costs):
         known = self._interference.get(device)
         return 0.0 if known is None else known.adds(model, batch, size, other, device)
 
+    @override
     def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
-        """See Costs."""
         known = self._groups.get(device)
         return () if known is None else known.divisions(size, members)
 
+    @override
     def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
-        """See Costs."""
         known = self._groups.get(device)
         found = None if known is None else known.group_ns(members, size)
         if found is None:

@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import NEVER_NS, Key, Place, Stretch, quickest_ns
+from cotenant.policies.decision_context import NEVER_NS, Key, Stretch, QueuePosition, quickest_ns
 from cotenant.techniques.partitions.policy.group_turn import (
     Seat,
     form_group,
@@ -26,7 +26,7 @@ from cotenant.techniques.partitions.policy.group_turn import (
     started,
     steps_of,
 )
-from cotenant.techniques.partitions.policy.turn_desk import TurnDesk
+from cotenant.techniques.partitions.policy.slot_context import SlotContext
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share
 
@@ -132,7 +132,7 @@ class DutyCycle(BasePolicy):
         return Decision(tuple(made.starts), tuple(made.drops), made.memory())
 
 
-class _RoundDecision(TurnDesk):
+class _RoundDecision(SlotContext):
     """Local state of one call of `decide`: whose turn it is, beside the books."""
 
     def __init__(self, policy: DutyCycle, snapshot: Snapshot, turns: Turns) -> None:
@@ -289,8 +289,8 @@ class _RoundDecision(TurnDesk):
     def _sizes_of(self, tenant: str) -> tuple[int, ...]:
         return self._policy.sizes_of.get(tenant, self._policy.sizes)
 
-    def _best_guest(self, lane: int, spare: int) -> BatchView | Place | None:
-        best: BatchView | Place | None = None
+    def _best_guest(self, lane: int, spare: int) -> BatchView | QueuePosition | None:
+        best: BatchView | QueuePosition | None = None
         best_key: Key | None = None
         for name, queue in self.snapshot.queues.items():
             slots = self._policy.slots_of.get(name, ())

@@ -14,7 +14,7 @@ from typing import cast
 from cotenant.core.actions import GroupBasis
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import QueueView, Start
-from cotenant.policies.desk import NEVER_NS, Desk, quickest_ns
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, quickest_ns
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share, Slot, Work
 
@@ -101,7 +101,7 @@ class SeatBatch:
         return min([query.deadline_ns for query in self.queries])
 
 
-def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
+def form_group(context: DecisionContext, seats: Sequence[Seat]) -> list[SeatBatch]:
     """The batches that start together; none where nothing of what waits can be in time.
 
     As many rows as the slots take, if all of them are in time then. Else the most urgent head comes first, then what
@@ -110,20 +110,22 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
     slot takes: smaller groups for its sake would let ever more be late. Not `Desk.form_batch`: batches of all members
     grow by turns, and share one latency.
     """
-    batches = [batch for seat in seats if (batch := _largest(desk, seat)) is not None]
-    latency = _latency_ns(desk, batches)
-    if not desk.drops_hopeless:
+    batches = [batch for seat in seats if (batch := _largest(context, seat)) is not None]
+    latency = _latency_ns(context, batches)
+    if not context.drops_hopeless:
         return batches
-    while late := [each for each in batches if each.more_wait and desk.now_ns + latency > each.queries[0].deadline_ns]:
+    while late := [
+        each for each in batches if each.more_wait and context.now_ns + latency > each.queries[0].deadline_ns
+    ]:
         first, head = late[0], late[0].queries[0]
-        left = max(0, head.deadline_ns - desk.now_ns) / 1e6
+        left = max(0, head.deadline_ns - context.now_ns) / 1e6
         text = f"the group with its batch of {first.rows} rows takes {latency / 1e6:.1f} ms, and more wait"
-        desk.drop((head,), f"hopeless: {left:.1f} ms to the deadline, {text}")
-        again = _largest(desk, first.seat)
+        context.drop((head,), f"hopeless: {left:.1f} ms to the deadline, {text}")
+        again = _largest(context, first.seat)
         batches = [each for old in batches if (each := again if old is first else old) is not None]
-        latency = _latency_ns(desk, batches)
-    if any(desk.now_ns + latency > each.deadline_ns for each in batches):
-        return _fitted(desk, batches)
+        latency = _latency_ns(context, batches)
+    if any(context.now_ns + latency > each.deadline_ns for each in batches):
+        return _fitted(context, batches)
     return batches
 
 
@@ -136,16 +138,16 @@ def started(predictor: GroupPredictor, batches: Sequence[SeatBatch], number: int
     return [Start(each.work, tuple(each.queries), each.seat.share, predicted, basis=basis) for each in batches]
 
 
-def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
+def _largest(context: DecisionContext, seat: Seat) -> SeatBatch | None:
     """The largest batch behind the first query that can be in time alone; None where there is none."""
     queue, tenant = seat.queue, seat.queue.tenant
-    for place, head in desk.waiting(queue):
-        work, left = tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-        if desk.drops_hopeless and quickest_ns(desk.latency_ns, work, seat.alone) > left:
-            desk.drop_hopeless((head,), work, seat.sizes, left)
+    for place, head in context.waiting(queue):
+        work, left = tenant.work(head.shape, head.items), head.deadline_ns - context.now_ns
+        if context.drops_hopeless and quickest_ns(context.latency_ns, work, seat.alone) > left:
+            context.drop_hopeless((head,), work, seat.sizes, left)
             continue
         made = SeatBatch(seat, [head], head.items, place)
-        for query in desk.behind(queue, place):
+        for query in context.behind(queue, place):
             if made.rows + query.items > seat.most:
                 made.more_wait = True
                 break
@@ -155,15 +157,15 @@ def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
     return None
 
 
-def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> list[SeatBatch]:
+def _fitted(context: DecisionContext, batches: Sequence[SeatBatch]) -> list[SeatBatch]:
     """The same with members or queries left out, so that everybody is in time; the most urgent head always stays."""
-    now, made, limit = desk.now_ns, list[SeatBatch](), NEVER_NS
+    now, made, limit = context.now_ns, list[SeatBatch](), NEVER_NS
     heads = [SeatBatch(each.seat, each.queries[:1], each.queries[0].items, each.place) for each in batches]
     for batch in sorted(heads, key=lambda each: each.seat.queue.keys[each.place]):
-        longer, end = _latency_ns(desk, [*made, batch]), min(limit, batch.deadline_ns)
+        longer, end = _latency_ns(context, [*made, batch]), min(limit, batch.deadline_ns)
         if not made or now + longer <= end:
             made, limit = [*made, batch], end
-    rests = {each.seat.at: desk.behind(each.seat.queue, each.place) for each in made}
+    rests = {each.seat.at: context.behind(each.seat.queue, each.place) for each in made}
     while rests:
         for batch in made:
             rest = rests.get(batch.seat.at)
@@ -173,7 +175,7 @@ def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> list[SeatBatch]:
                 continue
             batch.queries.append(query)
             batch.rows += query.items
-            longer = _latency_ns(desk, made)
+            longer = _latency_ns(context, made)
             if now + longer <= min(limit, query.deadline_ns):
                 limit = min(limit, query.deadline_ns)
                 continue
@@ -183,8 +185,8 @@ def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> list[SeatBatch]:
     return sorted(made, key=lambda each: each.seat.at)
 
 
-def _latency_ns(desk: Desk, batches: Sequence[SeatBatch]) -> int:
+def _latency_ns(context: DecisionContext, batches: Sequence[SeatBatch]) -> int:
     """What they take together at most, as far as is known; 0 for none."""
     if not batches:
         return 0
-    return cast(GroupPredictor, desk.snapshot.predictor).longest_ns([tuple([each.member for each in batches])])[0]
+    return cast(GroupPredictor, context.snapshot.predictor).longest_ns([tuple([each.member for each in batches])])[0]

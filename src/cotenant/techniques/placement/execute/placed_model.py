@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnxruntime as ort
+from typing_extensions import override
 
 from cotenant.errors import CotenantError
 from cotenant.execute.onnx.segment_session import LoadedSegment, as_ort_value
@@ -49,17 +50,17 @@ class PlacedModel(Placeable):
             if each != whole or self._crew(threads) is None:
                 super().prepare([each], self._sequential(threads) if each == whole else threads)
 
+    @override
     def keep(self, threads: Iterable[Threads]) -> None:
-        """See Runner."""
         kept = list(threads)
         with self._crew_lock:
             self._crews = {cores: crew for cores, crew in self._crews.items() if cores in kept}
         super().keep([*kept, *map(self._sequential, kept)])
 
+    @override
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        """See Runner."""
         inner = self.inner
         if start or end != self.unit_count or not isinstance(threads, tuple):
             return inner.run(start, end, tensors, threads, version)
@@ -91,8 +92,8 @@ class PlacedModel(Placeable):
         pieces: tuple[PieceTime, ...] = self._told.__dict__.pop("pieces", ())
         return pieces
 
+    @override
     def close(self) -> None:
-        """See Runner."""
         self._is_closed = True
         super().close()
         with self._crew_lock:

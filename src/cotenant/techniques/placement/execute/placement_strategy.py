@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotenant.execute.gpu.stream_place import StreamPlace
+from typing_extensions import override
+
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.protocol import Followed
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import ModelFile, RunStrategy, VersionTrial, WholeRun
@@ -26,8 +28,8 @@ class PlacementRunStrategy(RunStrategy):
     Placements are followed where `[model] placement` asks for that and they gain.
     """
 
+    @override
     def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
-        """See RunStrategy."""
         model = inner()
         if file.path.suffix == ".onnx" and not model.kernels:
             from cotenant.execute.onnx.segments import SegmentedModel
@@ -41,8 +43,8 @@ class PlacementRunStrategy(RunStrategy):
             return PlacedTorch(model) if isinstance(model, TorchModel) else model
         return model
 
+    @override
     def measures(self, found: ModelVersion) -> str:
-        """See RunStrategy."""
         return "" if found.config.model.placement == "none" else "its placements"
 
     def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
@@ -52,7 +54,7 @@ class PlacementRunStrategy(RunStrategy):
         from cotenant.techniques.placement.measure.placed import follow_fast
 
         name = trial.found.model
-        if not isinstance(model, Placeable if isinstance(trial.place, StreamPlace) else PlacedModel):
+        if not isinstance(model, Placeable if isinstance(trial.target, StreamTarget) else PlacedModel):
             why = "has compiled kernels" if model.kernels else "is not run by onnxruntime"
             _log.warning("model %r: placement is 'auto', but it %s: it runs as without", name, why)
             return {}
@@ -70,8 +72,8 @@ class PlacementRunStrategy(RunStrategy):
 
         follow(model, graphs, chosen)
 
+    @override
     def on_stream(self, model: Any, share: Share, lane: StreamLane, cores: Sequence[int]) -> WholeRun | None:
-        """See RunStrategy."""
         from cotenant.techniques.placement.execute.placed_torch import placed_stream
 
         return placed_stream(model, share, lane, cores)

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cotenant.execute.gpu.stream_place import StreamPlace
-from cotenant.execute.place import CorePlace
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
+from cotenant.execute.core_target import CoreTarget
 from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel
@@ -36,7 +36,7 @@ def measure_beside(
     opened: OpenedModel,
     twin: Runner,
     share: Share,
-    place: StreamPlace,
+    target: StreamTarget,
     effort: Effort,
     journal: Journal,
     on_step: OnStep,
@@ -45,7 +45,7 @@ def measure_beside(
     model, count = opened.runner, opened.runner.unit_count
     shape, max_batch = opened.sweep((share,), effort).largest_shape, opened.found.config.model.max_batch
     inputs = make_inputs(model.inputs, shape, 1, max_batch > 1, opened.samples)
-    core, whole = Share(place.cores[:1]), [(0, count)]
+    core, whole = Share(target.cores[:1]), [(0, count)]
     done = 0
 
     def step(name: str, work: Any, words: str) -> Any:
@@ -56,19 +56,19 @@ def measure_beside(
 
     def on_gpu() -> list[int]:
         spec = LoadSpec((share,), (0, count), (shape,), max_batch, rows=(1,))
-        with place.ready(model, spec) as run:
+        with target.ready(model, spec) as run:
             return in_turns((partial(run, share, inputs, whole),), effort)[0]
 
     def on_core() -> list[list[int]]:
-        with CorePlace().at(core):
+        with CoreTarget().at(core):
             return [list(chain_times(twin, inputs, whole, 1)[0]) for _ in range(effort.warm_up + effort.min_runs)]
 
-    weights = step("gpu-units", lambda: list(place.unit_ns(model, inputs, share)), f"units on {share.device}")
-    units = step("core-units", lambda: list(CorePlace().unit_ns(twin, inputs, core)), "units on a core")
-    floor = step("floor", lambda: place.floor_ns(share), "launches")
+    weights = step("gpu-units", lambda: list(target.unit_ns(model, inputs, share)), f"units on {share.device}")
+    units = step("core-units", lambda: list(CoreTarget().unit_ns(twin, inputs, core)), "units on a core")
+    floor = step("floor", lambda: target.floor_ns(share), "launches")
     wholes = step("wholes", lambda: [on_gpu(), on_core()], "the whole")
-    hand_over = step("hand-over", partial(hand_over_ns, Share(place.cores)), "hand-overs")
-    copies = step("copies", lambda: [_copy_ns(place, share, size) for size in _SIZES], "copies")
+    hand_over = step("hand-over", partial(hand_over_ns, Share(target.cores)), "hand-overs")
+    copies = step("copies", lambda: [_copy_ns(target, share, size) for size in _SIZES], "copies")
     tensors = step("tensors", lambda: msgspec.to_builtins(tensors_of_run(twin, inputs)), "tensors")
     on_step(_STEPS, _STEPS, "")
     low, middle, high = np.percentile(wholes[0], (25, 50, 75))
@@ -78,7 +78,7 @@ def measure_beside(
     return ModelTasks(
         opened.digest,
         opened.runner.files[0].parent.name,
-        len(place.cores),
+        len(target.cores),
         model.dfg.unit_names,
         msgspec.convert(tensors, tuple[UnitTensor, ...]),
         DeviceTimes(tuple(units), 0, core_ns),
@@ -92,9 +92,9 @@ def measure_beside(
     )
 
 
-def _copy_ns(place: StreamPlace, share: Share, size_bytes: int) -> tuple[int, int]:
+def _copy_ns(target: StreamTarget, share: Share, size_bytes: int) -> tuple[int, int]:
     """What copying so much takes, until who waits knows that it is there: median ns to the host, and back."""
-    down, up = place.do(share, lambda streams: copy_times(streams, size_bytes, _COPY_RUNS))
+    down, up = target.do(share, lambda streams: copy_times(streams, size_bytes, _COPY_RUNS))
     return round(median(down)), round(median(up))
 
 

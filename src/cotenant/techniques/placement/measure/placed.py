@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from cotenant.errors import CotenantError
-from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.protocol import LoadSpec, Run
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.strategy import VersionTrial
@@ -61,7 +61,7 @@ def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
     log.
     """
     cores, graphs = tuple(sorted(os.sched_getaffinity(0))), trial.graphs
-    on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.place, StreamPlace) else None
+    on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.target, StreamTarget) else None
     graph, most = model.graph_path.parent.name, len(cores) if on_gpu is None else 0
     ratios: dict[int, float] = {}
     good = []
@@ -95,8 +95,8 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
 
     `path` is where that is kept. The model may have no placements afterwards.
     """
-    place, batches = trial.place, (1, trial.found.config.model.max_batch)
-    device = this_device(place.device).fingerprint
+    target, batches = trial.target, (1, trial.found.config.model.max_batch)
+    device = this_device(target.device).fingerprint
     facts = msgspec.json.encode((model.placed, device, [dict(each) for each in trial.shapes], batches))
     of = hashlib.sha256(facts).hexdigest()[:16]
     try:
@@ -107,7 +107,7 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
         pass
     ratios = []
     ways = _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, trial, batches)
-    with OthersTime(() if isinstance(place, StreamPlace) else share.cores) as others, place.at(share), ways as runs:
+    with OthersTime(() if isinstance(target, StreamTarget) else share.cores) as others, target.at(share), ways as runs:
         for shape in trial.shapes:
             for items in sorted(set(batches)):
                 inputs = trial.inputs(shape, items)
@@ -143,9 +143,9 @@ def _on_streams(model: Placeable, share: Share, trial: VersionTrial, batches: Se
     spec = LoadSpec(
         (share,), (0, model.unit_count), tuple(trial.shapes), max(batches), rows=tuple(sorted(set(batches)))
     )
-    with trial.place.ready(model, spec) as placed:
+    with trial.target.ready(model, spec) as placed:
         model.place()
-        with trial.place.ready(model, spec) as sequential:
+        with trial.target.ready(model, spec) as sequential:
             yield tuple(partial(_launched, run, share, whole) for run in (placed, sequential))
 
 

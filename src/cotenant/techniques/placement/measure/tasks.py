@@ -27,12 +27,12 @@ import numpy as np
 
 from cotenant.errors import ConfigError
 from cotenant.execute.batches import row_buckets
-from cotenant.execute.gpu.stream_place import StreamPlace
+from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
-from cotenant.execute.place import CorePlace
-from cotenant.execute.protocol import Place
+from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
@@ -76,7 +76,7 @@ def measure_tasks(
     fresh: bool = False,
     on_step: OnStep,
     rows: int = 1,
-    place: Place = CORES,
+    target: TargetDevice = CORES,
     in_a_row: bool = False,
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
@@ -91,22 +91,22 @@ def measure_tasks(
     """
     found = default_version(root, model)
     content = content_of(found, placed=False)  # before it is opened: what changes meanwhile is found changed
-    campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
+    campaign = Campaign(tasks_path(root), this_device(target.device), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint, whole=False)
     models = {} if known is None else dict(known.models)
-    opened = open_version(root, found, place, placed=False)
+    opened = open_version(root, found, target, placed=False)
     before = models.get(found.tenant, {})
     with opened.runner as runner:
-        placeable(opened, on_gpu=isinstance(place, StreamPlace), in_a_row=in_a_row)
+        placeable(opened, on_gpu=isinstance(target, StreamTarget), in_a_row=in_a_row)
         taken = None if fresh or share.size not in before or before[share.size].is_disturbed else before[share.size]
         is_known = taken is not None and (taken.digest, len(taken.units)) == (opened.digest, runner.unit_count)
         known_rows = {1, *taken.batches} if taken is not None and is_known else set()
         wanted = [each for each in row_buckets(rows) if each not in known_rows]
-        if wanted and isinstance(place, StreamPlace):
+        if wanted and isinstance(target, StreamTarget):
             from cotenant.techniques.placement.measure.gpu_tasks import measure_beside  # which needs torch
 
             with open_version(root, found, placed=False).runner as twin:
-                taken = measure_beside(opened, twin, share, place, effort, campaign.journal, on_step)
+                taken = measure_beside(opened, twin, share, target, effort, campaign.journal, on_step)
         elif wanted:
             work = _Measuring(runner, opened, share, effort, campaign.journal, on_step, wanted)
             if taken is None or not is_known:
@@ -168,7 +168,7 @@ class _Measuring:
         """All there is to measure of one row."""
         model, share = self._model, self._share
         inputs = self._inputs(1)
-        with CorePlace().at(share):
+        with CoreTarget().at(share):
             model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
             weights, cuts = self._weights("", inputs)
             launches = self._step(
@@ -199,7 +199,7 @@ class _Measuring:
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
         """The times of a batch; what calls cost is as with one row."""
         inputs = self._inputs(rows)
-        with CorePlace().at(self._share):
+        with CoreTarget().at(self._share):
             weights, cuts = self._weights(f"-{rows}", inputs)
             rounds = self._rounds(f"-{rows}", inputs, cuts)
         return BatchTimes(*_times(weights, cuts, rounds, (one.core.launch_ns, one.whole.launch_ns)))

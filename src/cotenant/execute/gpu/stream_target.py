@@ -64,7 +64,7 @@ class StreamExecutor(ModelExecutor, Protocol):
         """Do work with the streams of a share, on the thread of its lane, and give what it gives."""
 
 
-class StreamPlace:
+class StreamTarget:
     """Streams of a device: what is measured there runs through the executor that serves."""
 
     unit = "SM"
@@ -78,16 +78,16 @@ class StreamPlace:
         self._numbers = itertools.count(-1, -1)  # those of a server's launches, batches and queries are from 0 on
 
     def runs_inline(self, share: Share) -> bool:
-        """See Place."""
+        """See TargetDevice."""
         return False
 
     def at(self, share: Share) -> AbstractContextManager[None]:
-        """See Place: the lane's own thread does."""
+        """See TargetDevice: the lane's own thread does."""
         return nullcontext()
 
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
-        """See Place."""
+        """See TargetDevice."""
         name = f"{model.name}, measured {next(self._numbers)}"
         loaded = self._executor.lend(model, spec)
         self._executor.add_model(name, loaded)
@@ -98,7 +98,7 @@ class StreamPlace:
             loaded.close()
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
-        """See Place."""
+        """See TargetDevice."""
         torch_model: Any = model
         found: tuple[int, ...] = self._executor.do(share, lambda streams: torch_model.unit_ns(inputs, streams))
         return found
@@ -108,7 +108,7 @@ class StreamPlace:
         return self._executor.do(share, work)
 
     def floor_ns(self, share: Share) -> int:
-        """See Place: a number goes to the device and comes back."""
+        """See TargetDevice: a number goes to the device and comes back."""
         inputs = {"x": np.zeros(1, np.float32)}
         samples = []
         with self.ready(cast(Runner, IdentityModel()), LoadSpec((share,), (0, 1))) as run:

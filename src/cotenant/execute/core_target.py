@@ -12,7 +12,7 @@ from cotenant.execute.threads.lanes import pin
 from cotenant.work import CPU, Share
 
 
-class CorePlace:
+class CoreTarget:
     """Cores of this machine: the calling thread sits on the first, a runner's pool on the others."""
 
     device = CPU
@@ -20,12 +20,12 @@ class CorePlace:
     is_padded = False
 
     def runs_inline(self, share: Share) -> bool:
-        """See Place."""
+        """See TargetDevice."""
         return share.size == 1
 
     @contextmanager
     def at(self, share: Share) -> Iterator[None]:
-        """See Place."""
+        """See TargetDevice."""
         before = os.sched_getaffinity(0)
         pin(share.cores[:1])
         try:
@@ -35,7 +35,7 @@ class CorePlace:
 
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
-        """See Place."""
+        """See TargetDevice."""
         for threads, ranges in spec.sessions:
             model.prepare(ranges, threads)
 
@@ -48,11 +48,11 @@ class CorePlace:
         yield run
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
-        """See Place."""
+        """See TargetDevice."""
         with self.at(share):
             model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
             return model.unit_ns(inputs)
 
     def floor_ns(self, share: Share) -> int:
-        """See Place."""
+        """See TargetDevice."""
         return 0

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from cotenant.core.events import TimerFired
-from cotenant.serve.engine.awake import KernelWish, keep_awake
+from cotenant.serve.engine.cpu_latency_qos import LatencyRequest, open_cpu_latency_qos
 
 WAIT_S = 30.0
 ANY_US = 2_000_000_000
@@ -31,10 +31,10 @@ class Wishes:
 
 
 def made(hold_s: float, wishes: Wishes, monkeypatch: pytest.MonkeyPatch, folder: Path, driver: str | None) -> object:
-    monkeypatch.setattr("cotenant.serve.engine.awake.KernelWish", lambda _: wishes)
+    monkeypatch.setattr("cotenant.serve.engine.cpu_latency_qos.LatencyRequest", lambda _: wishes)
     if driver is not None:
         (folder / "driver").write_text(driver + "\n")
-    awake = keep_awake(hold_s, folder / "device", folder / "driver")
+    awake = open_cpu_latency_qos(hold_s, folder / "device", folder / "driver")
     assert awake is not None
     return awake
 
@@ -67,16 +67,16 @@ def test_closing_takes_the_wish_back_at_once(tmp_path: Path, monkeypatch: pytest
 def test_what_the_kernel_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     device = tmp_path / "device"
     device.touch()
-    wish = KernelWish(device)
+    wish = LatencyRequest(device)
     wish(0)
     wish(ANY_US)
     assert device.read_bytes() == struct.pack("=ii", 0, ANY_US)
-    full = KernelWish(Path("/dev/full"))
+    full = LatencyRequest(Path("/dev/full"))
     full(0)
     assert "cores cannot be kept awake" in caplog.text
 
 
 def test_where_it_is_not_allowed_nothing_happens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cotenant.server"):
-        assert keep_awake(0.1, tmp_path / "missing") is None
+        assert open_cpu_latency_qos(0.1, tmp_path / "missing") is None
     assert "cores may fall asleep between the steps of a query" in caplog.text

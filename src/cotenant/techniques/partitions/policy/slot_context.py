@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cotenant.core.snapshot import BatchView, DropRule, QueueView, Snapshot, Start
-from cotenant.policies.desk import NEVER_NS, Desk, extent
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, extent
 from cotenant.types import Tenant
 from cotenant.work import Share, Work
 
 
-class TurnDesk(Desk):
+class SlotContext(DecisionContext):
     """See Desk. Launches that begin together, a group or one alone, are one turn."""
 
     def __init__(self, snapshot: Snapshot, drop: DropRule) -> None:

@@ -15,7 +15,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Work
 
 Key = tuple[int, ...]
-Place = tuple[QueueView, int]
+QueuePosition = tuple[QueueView, int]
 """A waiting query: its queue, and where it stands there."""
 Stretch = Annotated[float, Meta(ge=0, le=1)]
 """A share of the slack of a query that might arrive."""
@@ -61,11 +61,11 @@ def extent(
     return made, latency
 
 
-class Desk:
+class DecisionContext:
     """Local state of one call of `decide`. Never outlives the call.
 
     Candidates are the heads of queues, and paused batches where `batch_key` gives them keys. What is passed over is no
-    candidate until `bring_back`, but may join a batch; of that, what is `put_off` is given by `next_put_off` before.
+    candidate until `reset`, but may join a batch; of that, what is `deferred` is given by `next_deferred` before.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Desk:
         self.drops: list[Drop] = []
         self.taken: set[int] = set()
         """Queries that have been given away, or given up."""
-        self.put_off: list[Place] = []
+        self.deferred: list[QueuePosition] = []
         self.paused: list[tuple[Key, int, BatchView]] = []
         """Candidates with their keys and numbers, the best one last."""
         if batch_key is not None and snapshot.paused:
@@ -99,7 +99,7 @@ class Desk:
 
     # --- candidates -----------------------------------------------------------------------------------------------
 
-    def best(self) -> BatchView | Place | None:
+    def best(self) -> BatchView | QueuePosition | None:
         """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie. None when there is
         none, or so many have been found hopeless that the next decision has to go on."""
         if self.again_ns:
@@ -120,18 +120,18 @@ class Desk:
             return best_queue, position
         if not self._held:
             return None
-        self._pass_over_only(self._passed - self._held)
+        self._skip_only(self._passed - self._held)
         self._held = _NOBODY
         return self.best()
 
-    def take(self, start: Start) -> None:
+    def assign(self, start: Start) -> None:
         """Give away what a start launches: waiting queries, or the best paused batch."""
         queries: Sequence[Query] = start.queries or self.paused.pop()[2].queries
         self.taken.update([query.id for query in queries])
         if start.queries:
             self.head_at(self.snapshot.queues[start.work.tenant])
 
-    def pass_over(self, best: BatchView | Place, *, put_off: bool = False) -> None:
+    def skip(self, best: BatchView | QueuePosition, *, deferred: bool = False) -> None:
         """Pass over what `best` gave; a query may be put off."""
         if not isinstance(best, tuple):
             self._passed.update([query.id for query in best.queries])
@@ -140,13 +140,13 @@ class Desk:
         queue, at = best
         self._passed.add(queue.queries[at].id)
         self.head_at(queue)
-        if put_off:
-            self.put_off.append(best)
+        if deferred:
+            self.deferred.append(best)
 
-    def next_put_off(self) -> Place | None:
+    def next_deferred(self) -> QueuePosition | None:
         """The first query that was put off and has not been given away since; None when there is none."""
-        while self.put_off:
-            queue, at = self.put_off.pop(0)
+        while self.deferred:
+            queue, at = self.deferred.pop(0)
             if queue.queries[at].id not in self.taken:
                 return queue, at
         return None
@@ -154,16 +154,16 @@ class Desk:
     def defer(self, numbers: frozenset[int]) -> None:
         """The queries of these numbers are candidates only when there are no others."""
         self._back = self._held = numbers
-        self._pass_over_only(set(numbers))
+        self._skip_only(set(numbers))
 
-    def bring_back(self) -> None:
+    def reset(self) -> None:
         """Make all that was passed over candidates again."""
         if self._passed:
-            self.put_off.clear()
+            self.deferred.clear()
             self._held = self._back
-            self._pass_over_only(set(self._back))
+            self._skip_only(set(self._back))
 
-    def _pass_over_only(self, numbers: set[int]) -> None:
+    def _skip_only(self, numbers: set[int]) -> None:
         self._passed, gone, heads = numbers, numbers | self.taken, dict[str, int]()
         for name, queue in self.snapshot.queues.items():
             if queue.queries and queue.queries[0].id in gone:
@@ -214,7 +214,7 @@ class Desk:
         """Give up queries, by number, wherever they are."""
         self.taken.update(drops)
         self.drops += drops.values()
-        self._pass_over_only(self._passed)
+        self._skip_only(self._passed)
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
         """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""

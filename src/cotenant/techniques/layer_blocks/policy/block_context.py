@@ -8,7 +8,7 @@ from operator import attrgetter
 from cotenant.core.admission import hopeless
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
-from cotenant.policies.desk import Desk
+from cotenant.policies.decision_context import DecisionContext
 from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
@@ -29,7 +29,7 @@ _MOST_WAITING = 32
 _first = attrgetter("first")
 
 
-class DecisionContext:
+class BlockContext:
     """Local state of one call of `decide`, which it never outlives. `blocks` is what the rules see."""
 
     __slots__ = ("_free_mask", "_lanes", "_snapshot", "_tables", "blocks")
@@ -50,13 +50,13 @@ class DecisionContext:
             blocks.append(kept[1])
         ready = [self._paused_job(batch) for batch in snapshot.paused]
         drops = drop is DropRule.HOPELESS
-        desk: Desk | None = None
+        context: DecisionContext | None = None
         for queue in snapshot.queues.values():
             if not queue.queries:
                 continue
             if queue.tenant.max_batch > 1 and len(queue.queries) > 1:
-                desk = Desk(snapshot, drop) if desk is None else desk
-                ready += [self._waiting_job(queue.tenant, queries) for queries in self._merged(desk, queue)]
+                context = DecisionContext(snapshot, drop) if context is None else context
+                ready += [self._waiting_job(queue.tenant, queries) for queries in self._merged(context, queue)]
             else:
                 self._add_first(queue, drops, ready)
         if len(known) + len(tables.jobs) > 4 * (len(blocks) + len(ready)) + 64:
@@ -200,7 +200,7 @@ class DecisionContext:
     def _is_hopeless(self, model: BlockModel, query: Query) -> bool:
         return query.deadline_ns < self._snapshot.now_ns + model.rest_ns[0]
 
-    def _merged(self, desk: Desk, queue: QueueView) -> Iterable[tuple[Query, ...]]:
+    def _merged(self, context: DecisionContext, queue: QueueView) -> Iterable[tuple[Query, ...]]:
         """The first waiting queries of a queue as batches, merged for an equal part of the lanes.
 
         Batches that save time on all lanes may cost a single lane more than one query after the other.
@@ -211,18 +211,18 @@ class DecisionContext:
         size = max(1, len(self._lanes) // sharers) * self._lanes[0].size
         left = _MOST_WAITING
         while left:
-            at = desk.head_at(queue)
+            at = context.head_at(queue)
             if at >= len(queue.queries):
                 return
             head = queue.queries[at]
-            if desk.drops_hopeless and self._is_hopeless(model_of(queue.tenant, head.shape, head.items), head):
-                desk.taken.add(head.id)
+            if context.drops_hopeless and self._is_hopeless(model_of(queue.tenant, head.shape, head.items), head):
+                context.taken.add(head.id)
                 yield (head,)
                 continue
             left -= 1
-            alone = desk.latency_ns(queue.tenant.work(head.shape, head.items), size)
-            queries, _ = desk.form_batch(queue, at, size, alone)
-            desk.taken.update([query.id for query in queries])
+            alone = context.latency_ns(queue.tenant.work(head.shape, head.items), size)
+            queries, _ = context.form_batch(queue, at, size, alone)
+            context.taken.update([query.id for query in queries])
             yield queries
 
 

@@ -32,7 +32,7 @@ hand; see docs/decisions/0022-awake-cores.md."""
 _log = logging.getLogger("cotenant.server")
 
 
-class Awake:
+class CpuLatencyQos:
     """Wishes for cores that wake at once while queries come and go, and until nothing has happened for `hold_s`.
 
     An observer of the driver. `wish` tells the kernel how many microseconds waking up may take; it is called on a
@@ -74,7 +74,7 @@ class Awake:
                 return
 
 
-class KernelWish:
+class LatencyRequest:
     """The open device. Raises OSError when it is not there, or not allowed to this user."""
 
     def __init__(self, device: Path = DEVICE) -> None:
@@ -88,10 +88,10 @@ class KernelWish:
             _log.warning("cores cannot be kept awake: %s", error)
 
 
-def keep_awake(hold_s: float = HOLD_S, device: Path = DEVICE, driver: Path = _DRIVER) -> Awake | None:
+def open_cpu_latency_qos(hold_s: float = HOLD_S, device: Path = DEVICE, driver: Path = _DRIVER) -> CpuLatencyQos | None:
     """The observer where the system allows it; None where it does not."""
     try:
-        wish = KernelWish(device)
+        wish = LatencyRequest(device)
     except OSError as error:
         _log.info("cores may fall asleep between the steps of a query: %s", error)
         return None
@@ -99,4 +99,4 @@ def keep_awake(hold_s: float = HOLD_S, device: Path = DEVICE, driver: Path = _DR
         is_guest = driver.read_text(encoding="ascii").strip() == "haltpoll"
     except OSError:
         is_guest = False
-    return Awake(hold_s, wish, _NONE_US if is_guest else _SHALLOW_US)
+    return CpuLatencyQos(hold_s, wish, _NONE_US if is_guest else _SHALLOW_US)
