@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
-from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStatus
 from cotenant.execute.core_target import CoreTarget
+from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStatus
 from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 

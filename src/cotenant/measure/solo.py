@@ -16,10 +16,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from cotenant.execute.batches import row_buckets
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.protocol import LoadSpec, Run, TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import strategies
-from cotenant.execute.core_target import CoreTarget
 from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs

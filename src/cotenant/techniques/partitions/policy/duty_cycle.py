@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.decision_context import NEVER_NS, Key, Stretch, QueuePosition, quickest_ns
+from cotenant.policies.decision_context import NEVER_NS, Key, QueuePosition, Stretch, quickest_ns
 from cotenant.techniques.partitions.policy.group_turn import (
     Seat,
     form_group,

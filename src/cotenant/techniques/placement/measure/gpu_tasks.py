@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
-from cotenant.execute.core_target import CoreTarget
 from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel

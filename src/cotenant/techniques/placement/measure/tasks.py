@@ -27,12 +27,12 @@ import numpy as np
 
 from cotenant.errors import ConfigError
 from cotenant.execute.batches import row_buckets
+from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner, to_numpy
-from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
