@@ -44,7 +44,7 @@ COLUMNS = tuple(f"cotenant.policies.shedding.{name}" for name in ("jobs", "many_
 are inside."""
 
 LAW = (
-    ("errors", "fair_share", "files", "gantt", "inner_loop", "log", "plan_file", "registry", "shortages"),
+    ("errors", "fair_share", "files", "gantt", "inner_loop", "linux", "log", "plan_file", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),

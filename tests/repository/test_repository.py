@@ -96,7 +96,7 @@ def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4/model.onnx: is missing; put the model's file there"):
         find_versions(root, "a")
     (root / "c").mkdir()
-    with pytest.raises(ConfigError, match=r"c/config.toml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"c/config.toml: is missing; 'cotenant init"):
         find_versions(root, "c")
     write_model(root, "d", config(), {})
     with pytest.raises(ConfigError, match=r"d: has no version, expected a directory '1'"):

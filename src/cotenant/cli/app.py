@@ -7,7 +7,21 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate
+from cotenant.cli import (
+    bound,
+    demo,
+    devices,
+    doctor,
+    explain,
+    infer,
+    init,
+    load,
+    models,
+    profile,
+    replay,
+    serve,
+    simulate,
+)
 from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
@@ -39,9 +53,12 @@ def _main(
 OWN = {
     "demo": demo.demo,
     "devices": devices.devices,
+    "doctor": doctor.doctor,
+    "init": init.init,
     "models": models.models,
     "profile": with_campaigns(profile.profile),
     "serve": serve.serve,
+    "infer": infer.infer,
     "load": load.load,
     "simulate": simulate.simulate,
     "explain": explain.explain,
@@ -49,7 +66,20 @@ OWN = {
     "replay": replay.replay,
 }
 ORDER = (
-    *("demo", "devices", "models", "profile", "serve", "load", "explain", "plan", "simulate"),
+    *(
+        "demo",
+        "doctor",
+        "devices",
+        "init",
+        "models",
+        "profile",
+        "serve",
+        "infer",
+        "load",
+        "explain",
+        "plan",
+        "simulate",
+    ),
     *("bound", "replay", "compile", "place", "co-schedule"),
 )
 """Commands in the order of the help; others follow."""

@@ -32,11 +32,13 @@ def models(
     from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
     from cotenant.repository.measured_content import changes
+    from cotenant.repository.sources import bare_words, check_not_empty
 
     if build:
         from cotenant.zoo import build_repository
 
         build_repository(repository, progress=None if as_json else print)
+    check_not_empty(repository)
     path = profile_path(repository)
     profile = load_profile(path) if path.exists() else None
     contents = profile.contents if profile else {}
@@ -70,6 +72,8 @@ def models(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
             )
         make_console().print(table)
+        if bare := bare_words(repository):
+            print(f"Note: {bare}")
         if fault is not None:
             print(f"Error: {fault}")
     if fault is not None or any(row["error"] for row in rows):

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.registry import layout_of
+from cotenant.linux import ROOT, cpu_quota
 from cotenant.work import CPU, Machine, Share
+
+
+def usable_cores(root: Path = ROOT) -> tuple[int, ...]:
+    """The cores for lanes where none are named: those that the process may use, as many as its CPU quota pays for.
+
+    A quota (Kubernetes' `limits.cpu` without whole cores) stops all threads of a container once it is used up, for the
+    rest of a period of 100 ms. More lanes than the quota's cores would use it up together.
+    """
+    available = tuple(sorted(os.sched_getaffinity(0)))
+    quota = cpu_quota(root)
+    return available if quota is None else available[: max(1, int(quota))]
 
 
 def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
@@ -19,7 +32,7 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
         raise ConfigError(f"{where}: cores names {missing}, but this process may use only {list(available)}")
     if len(set(section.cores)) != len(section.cores):
         raise ConfigError(f"{where}: cores is {list(section.cores)}, expected each core once")
-    return section.cores or available
+    return section.cores or usable_cores()
 
 
 def cores_alone(section: DeviceSection, what: str, where: str = "[device]") -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cotenant.execute.protocol import Followed, ModelSource
 from cotenant.execute.strategy import follows_of
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
+from cotenant.measure.merging_trial import has_one_row
 from cotenant.measure.opening import OpenedModel, arithmetic_of
 from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
@@ -24,7 +26,8 @@ class VersionSpec(Struct, frozen=True):
     """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
 
     `device` is the section of the device where the model is opened, None for cores of this machine. `known` are quick
-    profiles from before, and `verdicts` those on merging, by digest. Without `shares` nothing is measured.
+    profiles from before, and `verdicts` those on merging, by digest. Without `shares` nothing is measured. `is_draft`:
+    shapes and the largest batch that the configuration leaves out are found by trial (`measure.draft`).
     """
 
     root: str
@@ -33,6 +36,7 @@ class VersionSpec(Struct, frozen=True):
     known: tuple[ModelProfile, ...] = ()
     device: DeviceSection | None = None
     verdicts: dict[str, Merging] = {}
+    is_draft: bool = False
 
 
 class VersionFacts(Struct, frozen=True):
@@ -77,7 +81,7 @@ def facts_of(opened: OpenedModel, splits: tuple[tuple[int, ...], ...] | UnsetTyp
         opened.found,
         runner.graph_path.parent,
         runner.inputs,
-        runner.outputs,
+        tuple(_batched(each) if opened.merging.is_allowed else each for each in runner.outputs),
         runner.unit_count,
         tuple(_plain(shape) for shape in opened.shapes),
         opened.digest,
@@ -87,6 +91,11 @@ def facts_of(opened: OpenedModel, splits: tuple[tuple[int, ...], ...] | UnsetTyp
         splits,
         opened.merging,
     )
+
+
+def _batched(output: Tensor) -> Tensor:
+    """An output of merged queries: it has as many rows as the batch, even if the file declares one."""
+    return replace(output, shape=(None, *output.shape[1:])) if output.shape and has_one_row(output) else output
 
 
 def _plain(shape: DeclaredShape) -> dict[str, tuple[int, ...]]:

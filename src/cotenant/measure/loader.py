@@ -64,7 +64,7 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
     with nullcontext() if executor is None else closing(executor):
         target = CORES if executor is None else executor.target
         tell("opening its files", None)
-        opened = run_gently(partial(open_untried, root, found, target))
+        opened = run_gently(partial(open_untried, root, found, target, is_draft=spec.is_draft))
         with closing(opened.runner):
             facts = facts_of(opened)
             warning = ""

@@ -16,6 +16,7 @@ import numpy as np
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.batches import row_buckets
 from cotenant.execute.runner import Runner, to_numpy
+from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape, id_probes, make_rows
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.profile.merging import SINGLE, Merging
@@ -46,8 +47,9 @@ def judge_merging(
 ) -> Merging:
     """Whether batches of up to `max_batch` rows may be formed.
 
-    Inputs that the configuration gives `samples` of have no other values. Raises ConfigError where the first dimension
-    of an input or output is fixed.
+    Inputs that the configuration gives `samples` of have no other values. An output that is declared to have one row,
+    as some exporters write, is tried. Raises ConfigError where the first dimension of an input or output is fixed
+    otherwise.
     """
     if max_batch == 1:
         return SINGLE
@@ -55,7 +57,7 @@ def judge_merging(
     if batching == "trust":
         return Merging("trusted", 'model.batching is "trust": no trial was made')
     why = _why_not_proven(runner, shapes)
-    if not why and batching == "proven":
+    if not why and batching == "proven" and not any(map(has_one_row, runner.outputs)):
         return Merging("proven", "every operator of the graph treats every row by itself")
     fault = _Trial(runner, max_batch, batching == "exact", device, samples).fault(shapes)
     if fault:
@@ -102,8 +104,14 @@ def _is_close(alone: Any, merged: Any) -> bool:
     return bool((np.abs(alone[is_finite] - merged[is_finite]) <= TOLERANCE * largest).all())
 
 
+def has_one_row(tensor: Tensor) -> bool:
+    """Whether the file declares that the tensor has exactly one row."""
+    return tensor.shape is not None and tensor.shape[:1] == (1,)
+
+
 def _check_open(runner: Runner, max_batch: int) -> None:
-    for kind, tensors in (("input", runner.inputs), ("output", runner.outputs)):
+    outputs = [tensor for tensor in runner.outputs if not has_one_row(tensor)]
+    for kind, tensors in (("input", runner.inputs), ("output", outputs)):
         for tensor in tensors:
             if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
                 raise ConfigError(

@@ -24,6 +24,7 @@ from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
+from cotenant.measure.draft import drafted
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.merging_trial import judge_merging
 from cotenant.measure.samples import NO_SAMPLES, Samples
@@ -41,6 +42,7 @@ from cotenant.repository import (
     profile_path,
 )
 from cotenant.repository.formats import Arithmetic
+from cotenant.repository.sources import check_not_empty
 from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
@@ -134,15 +136,20 @@ def open_version(
         raise
 
 
-def open_untried(root: Path, found: ModelVersion, target: TargetDevice = CORES) -> OpenedModel:
-    """Load the graph onto a device and check shapes and samples of the configuration against it; runs nothing.
+def open_untried(
+    root: Path, found: ModelVersion, target: TargetDevice = CORES, *, is_draft: bool = False
+) -> OpenedModel:
+    """Load the graph onto a device and check shapes and samples of the configuration against it.
 
-    Raises ModelError or ConfigError.
+    Runs nothing, unless `is_draft` asks for a first configuration (`drafted`). Raises ModelError or ConfigError.
     """
     name, model = found.tenant, found.config.model
     arithmetic = arithmetic_of(found)
     runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=target.device, arithmetic=arithmetic)
     try:
+        if is_draft:
+            found = drafted(found, runner)
+            model = found.config.model
         shapes = check_shapes(name, runner.inputs, model.shapes)
         samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
     except CotenantError:
@@ -255,6 +262,7 @@ def open_all(
     """
     names = model_names(root)
     if not names:
+        check_not_empty(root)
         raise ConfigError(
             f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/model.onnx "
             "(or model.pt2)"

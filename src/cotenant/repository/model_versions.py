@@ -17,6 +17,7 @@ from pathlib import Path
 from cotenant.config import ModelConfig, load_model_config
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.files import MOST_TOML_BYTES, read_bytes
+from cotenant.repository.foreign import foreign_words
 from cotenant.repository.formats import formats
 from cotenant.repository.paths import CONFIG_FILE
 from cotenant.types import priority_rank
@@ -134,6 +135,10 @@ def find_versions(root: Path, model: str, errors: dict[str, str] | None = None) 
     if _declares_one(root / model):
         raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
     folder = root / model
+    if not (folder / CONFIG_FILE).exists():
+        foreign = "" if any(map(_is_version, folder.iterdir())) else foreign_words(folder)
+        write = f"'cotenant init {root}' measures the model and writes it; by hand: [tenant], and below it slo_ms = 100"
+        raise ConfigError(f"{folder / CONFIG_FILE}: is missing; {foreign or write}")
     config = load_model_config(folder / CONFIG_FILE)
     entries = sorted(entry for entry in folder.iterdir() if _is_version(entry))
     if not entries:
@@ -180,9 +185,8 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
         )
     if not found:
         others = ", ".join(names[1:])
-        raise ConfigError(
-            f"{folder / names[0]}: is missing; put the model's file there, or one of {others}, or remove the directory"
-        )
+        words = foreign_words(folder) or f"put the model's file there, or one of {others}, or remove the directory"
+        raise ConfigError(f"{folder / names[0]}: is missing; {words}")
     return folder / found[0]
 
 

@@ -17,6 +17,11 @@ def profile_path(root: Path) -> Path:
     return root / STATE_FOLDER / "profile.json"
 
 
+def quick_profiles_path(root: Path) -> Path:
+    """Where profiles lie that a server measured quickly, for want of others."""
+    return root / STATE_FOLDER / "quick.json"
+
+
 def trace_path(root: Path) -> Path:
     """Where the server that serves a repository writes its trace."""
     return root / STATE_FOLDER / "trace.jsonl"

@@ -41,6 +41,7 @@ from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
 from cotenant.repository import UnknownModelError, application_names, is_application, load_order, model_names
+from cotenant.repository.sources import bare_words
 from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
 from cotenant.serve.engine.counters import Counters
@@ -145,6 +146,8 @@ class Server:
         self._driver = Driver(engine, self._executor, self.clock, (*own, shut, *extra))
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
+        if bare := bare_words(self.root):
+            _log.warning("%s: %s", self.root, bare)
         if not names:
             text = "add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL through the API"
             _log.warning("%s holds no models yet: %s", self.root.name, text)

@@ -84,10 +84,10 @@ def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = 
 
 def content_of(path: Path) -> str:
     """What a model's folders begin with, by the content of its files. Raises ModelError when they cannot be read."""
-    return digest_of([path, *_external(path, path).values()])
+    return digest_of([path, *external_files(path, path).values()])
 
 
-def _external(path: Path, file: Path) -> dict[str, Path]:
+def external_files(path: Path, file: Path) -> dict[str, Path]:
     """Files with external weights of the model, by their location; refuses those outside its directory or too short.
 
     `file` is what is read: the model at `path` itself, or a copy.
@@ -160,10 +160,10 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
     """Fill `folder` from the model at `path`, whose content `name` begins with."""
     source = folder / SOURCE / path.name
-    external = _external(path, path)
+    external = external_files(path, path)
     copies = {folder / SOURCE / location: target for location, target in external.items()}
     copy(path, [(path, source), *((target, place) for place, target in copies.items())], name)
-    _external(path, source)  # should it have changed just before it was copied
+    external_files(path, source)  # should it have changed just before it was copied
     model = read_model(source)
     whole, types, reason = _written(path, source, folder, levels)
     is_sound = not has_branches(model) or _is_fit(path, model, source, [whole], [] if reason else [folder / GRAPH])

@@ -18,16 +18,14 @@ from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.measure.opening import remember_verdict, verdicts
-from cotenant.profile.profile_file import ModelProfile
-from cotenant.repository import ModelVersion, check_owners, find_versions, within
+from cotenant.measure.quick_profiles import QuickProfiles
+from cotenant.repository import ModelVersion, check_owners, find_versions, quick_profiles_path, within
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.name_table import NameEntry
 from cotenant.serve.models.served_models import CutsOf, ServedModel, serve_model
 from cotenant.wire.api import ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
-_MOST_KEPT = 256
-"""Quick profiles that a server keeps: clients choose how often files change, and memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,7 @@ class ModelOpener:
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants
         self._aside = aside
-        self._measured: dict[str, ModelProfile] = {}
-        """Quick profiles by digest, the oldest first."""
+        self._quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
 
     def open(self, model: str, policy: Policy, owners: Mapping[str, str], entry: NameEntry) -> OpenedVersions:
         """Load the versions of a model, the newest first. `owners` gives the models that are served by tenant.
@@ -131,16 +128,14 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._device.kind == "cpu" else self._device
-        spec = VersionSpec(
-            str(self.root), found, policy.spec.shares, tuple(self._measured.values()), device, verdicts()
-        )
+        spec = VersionSpec(str(self.root), found, policy.spec.shares, self._quick.known, device, verdicts())
         with self._aside():
             report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
         else:
-            self._keep(profile)
+            self._quick.add(profile)
             if found.config.model.max_batch > 1:
                 remember_verdict(facts.digest, facts.merging)
         served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
@@ -148,12 +143,6 @@ class ModelOpener:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
         served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
-
-    def _keep(self, profile: ModelProfile) -> None:
-        self._measured.pop(profile.digest, None)
-        self._measured[profile.digest] = profile
-        if len(self._measured) > _MOST_KEPT:
-            del self._measured[next(iter(self._measured))]
 
 
 def refused(root: Path, model: str, error: CotenantError | OSError) -> ServeError:
