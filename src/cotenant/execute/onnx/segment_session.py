@@ -27,6 +27,7 @@ Value = Any
 sequences), what `InferenceSession.run` takes and gives."""
 _PROVIDERS = ["CPUExecutionProvider"]
 _FATAL_ONLY = 4
+ort.set_default_logger_severity(_FATAL_ONLY)  # of what is logged outside of sessions
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _SHARED_TYPES = frozenset(
@@ -117,6 +118,8 @@ def load_session(path: Path, model: Path | bytes, options: ort.SessionOptions) -
 def _mend(reason: str) -> str:
     if "NOT_IMPLEMENTED" in reason or "is not a registered" in reason or "Could not find an implementation" in reason:
         return "Export it without this operator, or with an opset that this onnxruntime supports"
+    if "locale" in reason:
+        return "Install the locale that it names (on Debian: apt-get install locales-all)"
     if "opset" in reason or "IR version" in reason:
         return "Export it for an older opset, or install a newer onnxruntime"
     return "The file may be damaged or not a valid ONNX model: check it with onnx.checker and export it again"

@@ -8,6 +8,7 @@ the files themselves: no session is made of anything else than what is in the fo
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,14 @@ from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.onnx import bind_inputs, parse_type, read_model
+from cotenant.graph.rewrite.zip_maps import drop_zip_maps
 
-FORMAT = 3
+FORMAT = 4
 """Version of the folder's layout; another one is rebuilt."""
 GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
 _LEVELS = ("ENABLE_ALL", "ENABLE_EXTENDED", "ENABLE_BASIC")
+_log = logging.getLogger("cotenant.execute")
 PLAIN = "plain"
 """Role, and end of the name, of a folder whose graph keeps tensors in the layout of ONNX."""
 
@@ -165,6 +168,9 @@ def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
     copy(path, [(path, source), *((target, place) for place, target in copies.items())], name)
     external_files(path, source)  # should it have changed just before it was copied
     model = read_model(source)
+    if dropped := drop_zip_maps(model):
+        onnx.save(model, str(source))
+        _log.info("%s: ZipMap is dropped: %s are tensors with a column for each class", path, ", ".join(dropped))
     whole, types, reason = _written(path, source, folder, levels)
     is_sound = not has_branches(model) or _is_fit(path, model, source, [whole], [] if reason else [folder / GRAPH])
     if not is_sound:
