@@ -524,6 +524,7 @@ def test_running_queries_fail_queued_ones_are_answered_and_others_notice_nothing
     page = server.metrics().decode()
     assert sample(page, "cotenant_worker_restarts_total", tenant="chooser", reason="died") == 1
     assert sample(page, "cotenant_worker_resident_bytes", tenant="chooser") > 10 << 20
+    assert sample(page, "cotenant_tenant_cpu_seconds_total", tenant="chooser") > 0.0
     assert server.model_ready("chooser", "")
     assert client.twice == 0
     assert_balanced(server)

@@ -147,7 +147,8 @@ class Loaded(Protocol):
 class WorkerStatus:
     """The worker process of a tenant, for the metrics page. `restarts` counts the workers lost, by kind of loss.
 
-    `start_ns` is the time that the last one took to come up, `load_ns` that to load its model then.
+    `start_ns` is the time that the last one took to come up, `load_ns` that to load its model then. `cpu_s` is the
+    processor time that it has used.
     """
 
     tenant: str
@@ -156,6 +157,7 @@ class WorkerStatus:
     start_ns: int = 0
     load_ns: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
+    cpu_s: float = 0.0
 
 
 class TargetDevice(Protocol):

@@ -188,13 +188,17 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     resident = GaugeMetricFamily("cotenant_worker_resident_bytes", "Memory of the worker.", labels=["tenant"])
     start = GaugeMetricFamily("cotenant_worker_start_seconds", "Until the last worker was up.", labels=["tenant"])
     load = GaugeMetricFamily("cotenant_worker_load_seconds", "Until it had its model then.", labels=["tenant"])
+    cpu = CounterMetricFamily(
+        "cotenant_tenant_cpu_seconds", "Processor time of the tenant's worker.", labels=["tenant"]
+    )
     for worker in sorted(workers, key=lambda each: each.tenant):
         for reason, count in sorted(worker.restarts.items()):
             restarts.add_metric([worker.tenant, reason], count)
         resident.add_metric([worker.tenant], worker.resident_bytes)
         start.add_metric([worker.tenant], worker.start_ns / 1e9)
         load.add_metric([worker.tenant], worker.load_ns / 1e9)
-    return iter([restarts, resident, start, load])
+        cpu.add_metric([worker.tenant], worker.cpu_s)
+    return iter([restarts, resident, start, load, cpu])
 
 
 def _triton(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:

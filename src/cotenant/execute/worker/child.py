@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 KILLED = "was killed by signal 9"
 """What `ChildProcess.wait` says of a process that somebody, or the kernel for want of memory, ended at once."""
@@ -19,6 +20,10 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before
         os._exit(1)
+
+
+_UTIME = 11
+"""Where the time in user mode stands in /proc/PID/stat behind the name of the process; that of the kernel follows."""
 
 
 class ChildProcess:
@@ -54,6 +59,14 @@ class ChildProcess:
             return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
         except (OSError, IndexError):
             return 0
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used, all threads, in seconds; 0.0 once it is gone."""
+        try:
+            fields = Path(f"/proc/{self._popen.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """End it at once."""

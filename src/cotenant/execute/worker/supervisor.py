@@ -167,7 +167,8 @@ class WorkerSupervisor:
         with self._lock:
             process, times = self._process, (self._start_ns, self._load_ns)
             pid, resident = (process.pid, process.resident_bytes()) if process else (0, 0)
-            return WorkerStatus(self.tenant, pid, resident, *times, dict(self._losses))
+            cpu_s = process.cpu_s() if process else 0.0
+            return WorkerStatus(self.tenant, pid, resident, *times, dict(self._losses), cpu_s)
 
     # --- the supervisor's thread --------------------------------------------------------------------------------------
 
