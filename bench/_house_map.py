@@ -25,6 +25,7 @@ COMMON_OPTIONS = {
     "--device-number": "the same: which device of a plan",
     "--stale": "commands that read a profile",
     "--fresh": "commands that measure",
+    "--log-level": "commands that serve",
 }
 """Options that mean the same in every command that has them, and in which. The size of a command leaves them out."""
 

@@ -211,7 +211,8 @@ def test_commands_have_few_options_of_their_own() -> None:
     assert {name: size for name, size in sizes.items() if size > MANY_OPTIONS} == {}
     assert sizes["cotenant plan"] > 5 < sizes["cotenant cluster up"]
     texts: dict[str, list[str]] = {}
-    for command in commands.commands.values():  # type: ignore[attr-defined]
+    top = commands.commands.values()  # type: ignore[attr-defined]
+    for command in (inner for each in top for inner in getattr(each, "commands", {"": each}).values()):
         for each in command.params:
             if not each.hidden:
                 texts.setdefault(max(each.opts, key=len), []).append(each.help)

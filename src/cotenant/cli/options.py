@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +18,7 @@ from cotenant.config import ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
+from cotenant.log import LEVEL
 from cotenant.registry import POLICY_OF_PLANS
 from cotenant.repository import SERVER_FILE
 
@@ -41,6 +43,19 @@ Lanes = Annotated[
 ]
 Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")]
+
+
+def _set_log_level(level: str | None) -> str | None:
+    """Callback of LogLevel: child processes find it in their environment."""
+    if level is not None:
+        os.environ[LEVEL] = level
+    return level
+
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option("--log-level", callback=_set_log_level, help="Least level of the log.", show_default="info"),
+]
 SearchTime = Annotated[
     float, typer.Option("--budget-s", min=0.1, max=LONGEST_S, callback=a_number, help="Seconds to search.")
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Repository, SettingsOptions, Stale, print_json, settings_of
+from cotenant.cli.options import AsJson, LogLevel, Repository, SettingsOptions, Stale, print_json, settings_of
 from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
 from cotenant.policies import policy_names
@@ -26,6 +26,7 @@ class RunOptions:
 
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True
     stale: Stale = False
+    log_level: LogLevel = None
     as_json: AsJson = False
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli.console import console
-from cotenant.cli.options import AsJson, Stale, a_number, print_json
+from cotenant.cli.options import AsJson, LogLevel, Stale, a_number, print_json
 from cotenant.errors import CotenantError
 from cotenant.techniques.partitions.plan.follow import LEAST_SHARE
 
@@ -58,6 +58,7 @@ def up(
     http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,
     stale: Stale = False,
+    log_level: LogLevel = None,
     as_json: AsJson = False,
 ) -> None:
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
