@@ -400,3 +400,10 @@ def test_importing_the_command_line_is_quick_in_what_it_loads() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     heavy = {"onnxruntime", "onnx", "grpc", "uvloop", "numpy", "torch", "prometheus_client"}
     assert heavy.isdisjoint(loaded.stdout.split())
+
+
+def test_shells_complete_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_COTENANT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "cotenant in")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert run()[1].split() == ["init", "infer"]
