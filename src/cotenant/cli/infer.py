@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cotenant.wire.api import Array
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_MOST_ROWS = 4
 _MOST_VALUES = 10
 """Values of a row that are printed; of a longer row the largest ones."""
 
@@ -54,9 +55,9 @@ def infer(
         return
     labels = _labels(repository / model)
     for name, array in reply.outputs.items():
-        print(f"{name}  {array.dtype}{list(array.shape)}")
-        for row in np.atleast_1d(array)[:4] if array.ndim != 1 else [array]:
-            print(f"  {_row_words(np.ravel(row), labels)}")
+        rows = [array] if array.ndim < 2 else list(array[:_MOST_ROWS])
+        texts = [_row_words(np.ravel(row), labels) for row in rows]
+        print(f"{name}  {array.dtype}{list(array.shape)}: " + "\n  ".join(texts if len(texts) == 1 else ["", *texts]))
     if invented:
         print(f"Made-up values: {', '.join(invented)}. Give yours as NAME=VALUE.")
     print(f"Answered in {reply.took_s * 1e3:.1f} ms, query {reply.query}.")
