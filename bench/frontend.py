@@ -3,8 +3,8 @@
 Beside Triton, on all cores: `cotenant serve` as it comes (`processes`), with the front-end in the engine's process
 (`here`), and Triton, in turns. Loads: HTTP, gRPC by grpcio's client and gRPC by a cheap client
 (`bench/_h2_client.py`). Each has 8 and 64 requests in flight, FP32[1,16] for a model of one Identity. One more load is
-8 HTTP requests of 600 kB, answered with 64 bytes. Ratios are medians over the turns, the worse of 8 and 64. Processor time is that of all
-processes of a server.
+8 HTTP requests of 600 kB, answered with 64 bytes. Ratios are medians over the turns, the worse of 8 and 64. Processor
+time is that of all processes of a server.
 
 On one core: a server and its worker process on one core, clients on another, eight in flight. A second server, on the
 same core, has the model in the engine's process (`--isolation thread`): its metrics end in `_thread`. Processor time is

@@ -10,8 +10,8 @@ that are answered within the SLO, all tenants together; the rows have each tenan
 
 A second part sets ResNet-50 and MiniLM (128 tokens) at 20 + 30 and 30 + 50 queries a second beside Triton. Triton runs
 as it comes, and with dynamic batches and queues that reject. Of three such queues the one counts that answers most in
-time at the lower rate. The rates are 1 and 1.6 times the capacity of two cores that take 55 and 30 ms for these models;
-the rows have the ratio on this machine.
+time at the lower rate. The rates are 1 and 1.6 times the capacity of two cores that take 55 and 30 ms for these models.
+The rows have the ratio on this machine.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     if quick:
         console.print(
             "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, shares, and "
-            "cautious edf; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
+            "tail-aware edf; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
         )
     versions = mlserver.ENVIRONMENT.versions("mlserver") if peer else {}
     versions |= triton.ENVIRONMENT.versions("nvidia-pytriton") if pair_rows else {}

@@ -1,7 +1,7 @@
 """On which SMs the kernels of each share really run: a kernel that reads the number of its SM, run in every share.
 
-The kernel is PTX, which every driver compiles for its GPU without a separate compiler. Each of its blocks takes half
-an SM and stays for a while, so that the blocks of one launch spread over all SMs that they may use.
+The kernel is PTX, which every driver compiles for its GPU without a separate compiler. Each of its blocks takes half an
+SM and stays for a while. So the blocks of one launch spread over all SMs that they may use.
 """
 
 from __future__ import annotations
