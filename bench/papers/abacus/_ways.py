@@ -106,7 +106,7 @@ class Published:
         return _choice(asked, tuple(chosen), latency, latest)
 
     def _most(self, low: int, high: int, latencies: Callable[[Sequence[int]], Sequence[int]], room_ns: int) -> int:
-        """The largest number up to `high` with a prediction that fits. `low` fits, and all numbers below a fitting one."""
+        """The largest number up to `high` with a prediction that fits. `low` fits, and so does any below a fit."""
         while low < high:
             left = high - low
             if self.scans:

@@ -77,7 +77,7 @@ HEADLINES = (
         PAPER[3, "violation_reduction"][-1],
     ),
     Headline(
-        "three models: rate with 99 % in time over the best baseline's, none merges",
+        "three models: rate with 99 % in time over the best baseline's, without merging",
         "max_rate_gain_triples_no_merging",
         "x",
         "simulated A100; baselines drop by the same predictions; the paper has answers at 100/s over edf's; "

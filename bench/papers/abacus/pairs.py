@@ -5,7 +5,7 @@ Nothing here was measured on a GPU. The policy predicts by a predictor that was 
 network itself. Queries have a random batch (4 to 32 rows) and sequence length and the paper's target for their pair.
 (a) As in the paper: fcfs, sjf and edf run query by query and drop one only when it is past its target.
 (b) The baselines drop by prediction too, with the same predictor. Overlap also merges queries of one tenant. That is
-shown in three ways: overlap as it is against baselines that run query by query, none merges, all merge.
+shown in three ways: overlap as it is against baselines that run query by query, without merging, all merge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAPER_THROUGHPUT = paper_figure("Abacus", "headline", "vs state of the art", "th
 
 HEADLINES = (
     Headline(
-        "fewer violations at 50/s, none merges queries",
+        "fewer violations at 50/s, without merging",
         "violation_reduction_strong_no_merging_pct",
         "%",
         "simulated A100; baselines drop by the same predictions",
@@ -55,7 +55,7 @@ HEADLINES = (
         PAPER_VIOLATIONS,
     ),
     Headline(
-        "rate with 99 % in time over the best baseline's, none merges",
+        "rate with 99 % in time over the best baseline's, without merging",
         "max_rate_gain_strong_no_merging",
         "x",
         "simulated A100; the paper has the gain in answers at 100/s; bound: full devices, whole queries",

@@ -47,7 +47,7 @@ SEED = 1
 PAPER_GAIN = paper_figure("Abacus", "Fig 22", "16 V100 cluster, MAF trace", "throughput gain over Clockwork, average")
 HEADLINES = (
     Headline(
-        "more answered in time than Clockwork, none merges queries",
+        "more answered in time than Clockwork, without merging",
         "answered_gain_1_25_pct",
         "%",
         "simulated A100s instead of V100s with a pair of models each; the trace at 1.25 times what they do one by one",
@@ -55,7 +55,7 @@ HEADLINES = (
     ),
     Headline("the same, all merge", "answered_gain_merging_1_25_pct", "%", "as above", PAPER_GAIN),
     Headline(
-        "four models a device as in the paper, none merges",
+        "four models a device as in the paper, without merging",
         "answered_gain_four_1_25_pct",
         "%",
         "as above; groups of three at most",

@@ -427,7 +427,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"{number}: {row['set']}")
     console.print(
         "/ seq., / bal.: how much faster split is than sequential and balanced; 1.1x at: cores from which split is "
-        "1.1x of sequential, by a model, 1 + s (n - 1), not measured; of: repetitions in which two lanes did a fixed "
+        "1.1x of sequential, by a model, 1 + s (n - 1), not measured; of: repetitions in which two lanes did "
         f"fixed work {LEAST_SPEEDUP}x as fast as one",
         style="dim",
     )
