@@ -140,7 +140,7 @@ class Branches(Strands):
 
 
 class Pointers(Strands):
-    """A batch runs up to a cut on the free lane. On a busy lane it waits for the running launch, which is decided at once.
+    """A batch runs up to a cut on the free lane. On a busy lane it waits for the launch there, as is decided at once.
 
     One batch waits at most."""
 
