@@ -96,9 +96,8 @@ class Halves(Strands):
 
 
 class Middle(Strands):
-    """The units between the first and the last cut run on two lanes, for a half of the rows each.
-
-    The units before and after them run for all rows, on the first lane."""
+    """The units between the first cut and the last one run for a half of the rows each, on two lanes; those before and
+    behind for all, on the first."""
 
     name: ClassVar[str] = "middle"
 
@@ -119,9 +118,8 @@ class Middle(Strands):
 
 
 class Branches(Strands):
-    """The units up to the first cut on one device, and beside them those up to the second cut on another one.
-
-    Then they meet, and the rest runs on the first device."""
+    """The units up to the first cut on one device, those up to the second on another one, beside them; they meet, and
+    the rest runs on the first."""
 
     name: ClassVar[str] = "branches"
 
@@ -140,9 +138,8 @@ class Branches(Strands):
 
 
 class Pointers(Strands):
-    """A batch runs up to a cut on the free lane. On a busy lane it waits for the launch there, as is decided at once.
-
-    One batch waits at most."""
+    """A batch runs up to a cut on the lane that is free; on a busy one it waits for what runs there, which is decided
+    at once. One batch waits at most."""
 
     name: ClassVar[str] = "pointers"
 
@@ -162,7 +159,7 @@ class Pointers(Strands):
 
 
 class Growing(Strands):
-    """A batch begins on the first free lane; a running launch takes all free slots when no query waits."""
+    """A batch begins on the first lane that is free; what runs takes in all that is free when nobody waits."""
 
     name: ClassVar[str] = "growing"
 
