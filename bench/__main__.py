@@ -18,7 +18,7 @@ from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
 COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "bench._reproduce"}
-"""What is no benchmark: the module with the function of that name. Text that it returns is printed."""
+"""Commands that are not benchmarks: the module with the function of that name. Text that it returns is printed."""
 _OWN = (
     *("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed"),
     *("graph", "edges", "link", "memory"),

@@ -1,4 +1,4 @@
-"""Clients that check what they are answered against what they sent, and of whom many leave before they are."""
+"""Clients that compare each answer with their request, and of which many leave before they are answered."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Target:
     share: float = 1.0
     most_rows: int = MOST_ROWS // 2
     is_alone: bool = False
-    """What is expected is what the model gives for this query alone, up to rounding."""
+    """The expected answer is that of the model for this query alone, up to rounding."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the queries. Those who `left` did so before they were answered; all others stayed."""
+    """Counts of the outcomes of queries. Clients in `left` disconnected before the answer; all others stayed."""
 
     answers: int = 0
     foreign: int = 0
@@ -68,7 +68,7 @@ class Tally:
         self.examples = (self.examples + other.examples)[:_EXAMPLES]
 
     def check(self, target: Target, outputs: Arrays, expected: Any) -> None:
-        """Hold an answer against what was sent."""
+        """Compare an answer with the request."""
         model, got = target.model, outputs.get("y")
         if target.is_alone:
             is_right = got is not None and is_same_answer({"y": expected}, {"y": got})
@@ -85,7 +85,7 @@ class Tally:
             self.examples.append(f"{model}: expected {_short(expected)}, got {_short(got)}")
 
     def refuse(self, reason: str) -> None:
-        """Count a query of somebody who stayed and was not answered."""
+        """Count a query of a client that stayed and got no answer."""
         self.failed += 1
         self.reasons["".join("#" if each.isdigit() else each for each in reason)[:160]] += 1
 

@@ -1,7 +1,7 @@
 """Clumsy and hostile clients of a server: `python -m bench._attackers KIND HTTP_URL PID` until SIGTERM, then a line.
 
-They send at rates, not as fast as they can, and have a low priority, so that what they cost others is what the server
-spends on them. What they did, and their own processor time, is told at the end, in JSON.
+They send at fixed rates with a low priority, so that they cost other clients only the server's time. At the end the
+module prints their actions and their own processor time, in JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def posted(body: bytes, fields: str = "") -> bytes:
 
 
 class Attack:
-    """One kind of attack on one server; `sent` counts its requests, `answers` what came back, by HTTP status."""
+    """One kind of attack on one server; `sent` counts its requests, `answers` the responses by HTTP status."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -128,7 +128,7 @@ class Attack:
         await self.keep_asking(lambda _: body, 20.0, 4)
 
     async def slow_heads(self) -> None:
-        """400 connections whose heads come by a byte a second."""
+        """400 connections that send their heads at one byte a second."""
 
         async def one() -> None:
             while True:
@@ -144,7 +144,7 @@ class Attack:
         await asyncio.gather(*[one() for _ in range(400)])
 
     async def endless(self) -> None:
-        """8 clients whose bodies never end, at 10 MB a second together."""
+        """8 clients that send endless bodies, at 10 MB a second together."""
 
         async def one() -> None:
             chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
@@ -185,7 +185,7 @@ async def attack(kind: str, url: str) -> Attack:
 
 
 def main() -> None:
-    """Attack, and say what was done."""
+    """Attack, and return the counts."""
     kind, url = sys.argv[1:]
     os.nice(_NICE)
     made = asyncio.run(attack(kind, url))

@@ -47,7 +47,7 @@ PAIR_ROWS = 2
 
 
 def prepare(part: Path, by: str, asked: list[Target]) -> tuple[list[Target], int]:
-    """Have models of a linked repository run by a technique; who is asked there, and how many units are on kernels."""
+    """Have models of a linked repository run by a technique. Returns the models to query and their units on kernels."""
     state = (part / STATE_FOLDER).resolve()
     (part / STATE_FOLDER).unlink()
     shutil.copytree(state, part / STATE_FOLDER)
@@ -141,8 +141,10 @@ def place(root: Path, name: str) -> None:
 
 
 def join(root: Path, names: tuple[str, str]) -> None:
-    """Have two models that start together with `PAIR_ROWS` rows each run by a plan: parts of the first one row by row,
-    and the end of the second behind them."""
+    """Have two models that start together with `PAIR_ROWS` rows each run by a plan.
+
+    The plan runs segments of the first model row by row, and the end of the second model after them.
+    """
     members = []
     for name in names:
         opened = open_version(root, _found(root, name))

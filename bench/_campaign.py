@@ -43,8 +43,8 @@ def run_all(
 ) -> list[dict[str, Any]]:
     """The rows of all tasks, in their order.
 
-    What a task gives is kept in a file that is named by `key` and the task's own text, and taken from there the next
-    time. `said` is what is printed of it when it is done. `processes` run at once, PROCESSES where it is 0.
+    The result of a task is kept in a file named by `key` and the task's own text, and read from there the next time.
+    `said` makes the progress line of a finished task. `processes` run at once, PROCESSES where it is 0.
     """
     folder = cache_folder() / name
     folder.mkdir(parents=True, exist_ok=True)

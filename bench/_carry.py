@@ -1,6 +1,6 @@
-"""Models that give back the numbers they were given, row by row, by way of real work: what integrity is measured with.
+"""Models that return their input numbers, row by row, by real work; the benchmark `integrity` uses them.
 
-Every query brings numbers that no other query has, so whoever gets somebody else's rows gets a wrong answer.
+Every query brings numbers that no other query has, so that rows of another query show up as a wrong answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INNER, _LAYERS = 768, 16
 _OPSET, _IR = 17, 8
 SEGMENT_MS = 0.5
 SLO_MS = 60_000.0
-"""Longer than a client waits: nobody is refused for being late, so whoever is not answered has a reason."""
+"""Longer than a client waits: no query is refused for being late, so a missing answer has another reason."""
 
 Arrays = dict[str, Any]
 
@@ -64,7 +64,7 @@ def words() -> onnx.ModelProto:
 
 
 def some() -> onnx.ModelProto:
-    """Those numbers that are above 0: an output whose size depends on values. FP32 [16] to [any]; not merged."""
+    """Only the numbers above 0: the size of the output depends on values. FP32 [16] to [any]; not merged."""
     zero = numpy_helper.from_array(np.array(0.0, np.float32), "zero")
     nodes = [
         helper.make_node("Greater", ["x", "zero"], ["is_some"]),

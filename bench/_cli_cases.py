@@ -121,7 +121,7 @@ _TENANTS = (("add", "add"), ("[b]two[/b]", "two"))
 
 
 def case_of(number: int, seed: int) -> tuple[Case, Callable[[Path], None]]:
-    """A case, and what has to be done to the folder before. Equal numbers and seeds give equal cases."""
+    """A case, and the change to make to the folder first. Equal numbers and seeds give equal cases."""
     rng = random.Random(f"{seed} {number}")
     weights, lines = zip(*LINES, strict=True)
     line = rng.choices(lines, weights)[0]

@@ -66,7 +66,7 @@ class Strike:
     killed: int = 0
 
     def look(self) -> None:
-        """Count the healthy nodes whose agents have ended since."""
+        """Count the healthy nodes on which the agent has ended since."""
         self.killed = len(_ended(self.healthy.values()))
         for descriptor in self.healthy.values():
             os.close(descriptor)
@@ -83,7 +83,7 @@ class Faults:
         self._stopped: Strike | None = None
 
     def tick(self, stats: LiveStats) -> None:
-        """Strike, or let go on what was stopped, if it is time."""
+        """Inject the fault, or resume the stopped processes, if it is time."""
         now_ns = stats.elapsed_ns
         stopped = self._stopped
         if stopped is not None and now_ns >= stopped.resumed_ns:
@@ -95,7 +95,7 @@ class Faults:
             self._strike(self._due[len(self.done)][1], now_ns)
 
     def end(self) -> None:
-        """Let go on what is stopped."""
+        """Resume the stopped processes."""
         stopped, self._stopped = self._stopped, None
         _send(signal.SIGCONT, stopped.pids if stopped else ())
 

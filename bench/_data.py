@@ -30,10 +30,10 @@ class PaperFigure:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A figure of ours that is to be read beside one of a paper, or alone where the paper has none.
+    """One of our figures, to be read beside the figure of a paper, or alone where the paper has none.
 
     An experiment's constant HEADLINES holds its own. `ours` and `bound` are metrics of its summary; with `of`, both are
-    taken as a share of that metric. `note` says on what terms it was taken and what is not as in the paper.
+    taken as a share of that metric. `note` gives the conditions and the differences from the paper.
     """
 
     what: str

@@ -1,7 +1,7 @@
 """A cheap client of gRPC: one connection of HTTP/2 on `ngh2`, driven by one thread, with several calls in flight.
 
-It costs a third of grpcio's client or less, so that the server is what ends the rate. Header blocks are those that
-nghttp2 makes: every field of a call but its first ones is an index into the table of the connection.
+It costs a third of grpcio's client or less, so that the server limits the rate. Header blocks are those that nghttp2
+makes: every field of a call but its first ones is an index into the table of the connection.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def technique_of(name: str) -> str:
 
 
 def imported(name: str, tree: ast.AST, known: Trees, *, in_functions: bool = True) -> set[str]:
-    """The modules of the package that a module imports: for types, too, and inside functions unless told otherwise."""
+    """The modules of the package that a module imports: for types and inside functions too, unless switched off."""
     found: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

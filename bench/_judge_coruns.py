@@ -88,7 +88,7 @@ def needed(curve: Sequence[CurvePoint], order: str, metric: str, level: float) -
 
 
 def spread_counts(most: int, steps: int = 12) -> list[int]:
-    """Counts from a few to `most`, about equally far apart as ratios."""
+    """Counts from a few to `most`, at about equal ratios."""
     least = min(max(4, most // 40), most)
     return sorted({round(each) for each in np.geomspace(least, most, steps)})
 

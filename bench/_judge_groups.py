@@ -18,7 +18,7 @@ LEVELS = (0.5, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One sample with what was predicted of it by a fit that had not seen it. `upper_ns` is the 99 % quantile."""
+    """One sample and its prediction by a fit without this sample. `upper_ns` is the 99 % quantile."""
 
     sample: GroupSample
     predicted_ns: int

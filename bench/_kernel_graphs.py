@@ -62,7 +62,7 @@ class RandomGraph:
         self.constants: list[onnx.TensorProto] = []
         self._square = ""
         self._unsure: set[str] = set()
-        """Tensors whose shapes ONNX infers otherwise: onnxruntime refuses most of what may read them."""
+        """Tensors of other shapes than ONNX infers: onnxruntime refuses most operators that read them."""
         draws = (
             *(self._convolution,) * 5,
             *(self._pool, self._mean, self._binary, self._factor, self._joined, self._activation, self._product) * 2,
@@ -74,7 +74,7 @@ class RandomGraph:
         self._product()
 
     def model(self) -> onnx.ModelProto:
-        """The graph; its outputs are what no operator reads, and some of what others read."""
+        """The graph; its outputs are the tensors that no operator reads, and some of the others."""
         read = {name for node in self.nodes for name in node.input}
         made = [name for node in self.nodes for name in node.output]
         outputs = [name for name in made if name not in read or self.rng.random() < 0.15]
@@ -294,9 +294,11 @@ class RandomGraph:
 
 
 def judge(seed: int, folder: Path, compiler: Compiler) -> Verdict:
-    """Compile the graph of this seed and hold its answers against onnxruntime's: whole, at other rows, on two threads,
-    cut everywhere with tensors that stay and with arrays, one row of two from the middle on; inputs of numbers, and
-    with NaN and infinities."""
+    """Compile the graph of this seed and compare its answers with onnxruntime's.
+
+    The graph runs whole, with other rows, on two threads, and cut everywhere with kept tensors and with arrays. One row
+    of two runs from the middle on. Inputs are numbers, and numbers with NaN and infinities.
+    """
     graph = RandomGraph(seed)
     path, cache = folder / f"{seed}.onnx", folder / "cache"
     onnx.save(graph.model(), str(path))

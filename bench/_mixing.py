@@ -1,7 +1,7 @@
-"""Models for the proof of merging: some let rows of a batch act on each other, some only look as if they did.
+"""Models for the proof of merging: in some of them rows of a batch act on each other, others only look like it.
 
-`drawn` draws a model of a kind from a seed: work that keeps rows apart, what may mix them, and work again. Dimensions
-are named as exporters and their users name them: all alike, differently, or not at all.
+`drawn` draws a model of a kind from a seed: work that keeps rows separate, an operator that may mix them, and work
+again. Dimensions are named as exporters and their users name them: all alike, differently, or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Graph:
         return names[0]
 
     def rows(self, x: str, width: int) -> str:
-        """Work that keeps rows apart."""
+        """Work that keeps rows separate."""
         for _ in range(int(self.rng.integers(0, 3))):
             weight = self.rng.standard_normal((width, width)) / width**0.5
             x = self.op("MatMul", x, self.const(weight))
@@ -112,7 +112,7 @@ def _quantised(g: Graph, x: str, width: int) -> str:
 
 
 def _found(g: Graph, x: str, width: int) -> str:
-    """Rows whose first number is above a threshold alone: a detector that is given a name of rows."""
+    """Only rows that begin with a number above a threshold: a detector, exported with a named row dimension."""
     first = g.op("Gather", x, g.const(0, np.int64), axis=1)
     is_hit = g.op("Greater", first, g.const(float(g.rng.choice([0.0, 0.5]))))
     return g.op("Compress", x, is_hit, axis=0)
@@ -129,7 +129,7 @@ def _apart(g: Graph, x: str, width: int) -> str:
 
 
 def _hidden(g: Graph, x: str, width: int) -> str:
-    """Rows and an axis taken together and apart again, which no analysis of single axes follows."""
+    """Rows and an axis merged and separated again, which no analysis of single axes follows."""
     flat = g.op("Reshape", x, g.const([-1], np.int64))
     return g.op("Reshape", g.op("Tanh", flat), g.const([-1, width], np.int64))
 

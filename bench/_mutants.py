@@ -1,14 +1,14 @@
-"""Whether the tests would notice: a seeded sample of small changes to the code, each run against its tests.
+"""Mutation testing: a seeded sample of small changes to the code, each run against its tests.
 
-`python -m bench._mutants --sample 40 --seed 1` (`make mutants SAMPLE=40 SEED=1`) copies the tree, checks that the tests
-pass there, and then makes one change at a time in the copy. A change that fails a test, or makes the tests run much
-longer than without it, is killed; one with which they all pass has survived, and its difference is printed: it is
-equivalent, or a test is missing. Verdicts are kept in `.mutants/` until source or tests change, so that a run that was
-interrupted goes on.
+`python -m bench._mutants --sample 40 --seed 1` (`make mutants SAMPLE=40 SEED=1`) copies the tree. It checks that the
+tests pass there, and then makes one change at a time in the copy. A change is killed if it fails a test, or makes the
+tests run much longer. A change that passes all tests has survived, and its difference is printed. Then either the
+change is equivalent or a test is missing. Verdicts are kept in `.mutants/` until source or tests change, so that an
+interrupted run goes on.
 
-The changes are those of mutmut, less two kinds that would say little: texts (messages), and arguments and values that
-become None or go away (nearly all of them raise at once). Two are added that it lacks: a condition is turned round, a
-call whose result nobody takes is left out. `strict=` is left alone: it checks what holds.
+The changes are those of mutmut, less two kinds. Texts (messages) say little, and so do arguments and values that become
+None or go away, since nearly all of those raise at once. Two kinds are added that mutmut lacks: a negated condition,
+and a removed call with an unused result. `strict=` is left alone: it checks what holds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PYTEST = (
     *("--hypothesis-profile", "mutants", "--hypothesis-seed", "0"),
 )
 _MEMORY_BYTES = 8 << 30
-"""Address space of a run, so that a change without end takes nobody else's memory."""
+"""Address space of a run, so that a change without end leaves the other memory of the machine alone."""
 _LONGER, _MORE_S = 3.0, 20.0
 """A run that takes this many times as long as without a change, and so many seconds more, is stopped."""
 
@@ -253,7 +253,7 @@ def run_sample(
 ) -> list[Verdict]:
     """Judge mutants; the first `workers` of them, and others until `limit_s` has passed. `known`: verdicts by `key_of`.
 
-    `tell` gets every verdict, `note` what is done before the first.
+    `tell` gets every verdict, `note` the steps before the first.
     """
     known = known or {}
     done = [
@@ -306,7 +306,7 @@ def _digest(root: Path = ROOT) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Judge a sample and print who survived. 0 means that it ran, whatever it found."""
+    """Judge a sample and print the survivors. 0 means that it ran, whatever the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m bench._mutants", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=40, metavar="N", help="how many changes")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, other changes")

@@ -70,8 +70,10 @@ SEVEN = (
 
 
 def rates_of(service_ns: Mapping[str, float], slots: int, load: float, most: float = math.inf) -> dict[str, float]:
-    """Queries a second that ask for `load` times what the slots can do, in equal shares of work; nobody sends more than
-    `most`, and the others share what it leaves."""
+    """Queries a second that together demand `load` times the capacity of the slots, in equal shares of work.
+
+    No tenant sends more than `most`; the others share the rest.
+    """
     rates: dict[str, float] = {}
     while left := {name: ns for name, ns in service_ns.items() if name not in rates}:
         used = sum(rate * service_ns[name] / 1e9 for name, rate in rates.items())
@@ -95,17 +97,18 @@ class Bounds:
 
     @classmethod
     def of(cls, queries: Sequence[TimedQuery], slots: int, weights: Mapping[str, float]) -> Bounds:
-        """The bounds of queries of tenants, all of whom are in `weights`."""
+        """The bounds of queries of tenants, which are all in `weights`."""
         shares, alone = most_answers_with_shares(queries, slots, dict.fromkeys(weights, 1 / len(weights)))
         asked = {name: sum(each.tenant == name for each in queries) for name in weights}
         weighted = most_worth(queries, slots, weights)
         return cls(asked, most_answers(queries, slots), shares, alone, weighted, largest_least_share(queries, slots)[0])
 
     def figures(self, in_time: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-        """What so many answers in time are of the bounds.
+        """Ratios of answers in time to the bounds.
 
-        `least_kept` is the smallest part of what a tenant could have had alone on its share; `of_default` is that, or
-        of all answers where that is less: who takes from one tenant's share to answer more of others gains nothing.
+        `least_kept` is the smallest part of the answers that a tenant could have had alone on its quota. `of_default`
+        is that, or the part of all answers if that is less. So taking from one tenant's quota to answer more queries
+        of others gains nothing.
         """
         kept = min(in_time[name] / alone for name, alone in self.alone.items() if alone > _HARDLY)
         total, least = sum(in_time.values()), min(in_time[name] / asked for name, asked in self.asked.items() if asked)
@@ -152,8 +155,10 @@ def simulated(
     noise: float = 0.0,
     weighted: bool = False,
 ) -> tuple[Workload, OutcomeLog]:
-    """A run on two lanes of a core, in which latencies are as they are believed, but for noise; where there is some,
-    beliefs and margins are learnt as by a server. Tenants without a process are there, and ask nothing."""
+    """A run on two lanes of a core, in which latencies are as predicted, plus noise.
+
+    With noise, predictions and margins are learnt as by a server. Tenants without an arrival process send no queries.
+    """
     tenants = {each.name: each.tenant(weighted) for each in models}
     loads = tuple(TenantLoad(name, name, process) for name, process in processes.items())
     workload = Workload(loads, round(seconds * 1e9), seed=seed)

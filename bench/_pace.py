@@ -1,7 +1,7 @@
-"""How fast the machine is at the moment: the time of a fixed piece of plain Python.
+"""How fast the machine is at the moment: the time of a fixed amount of plain Python.
 
-The machines of our figures are guests, and neighbours take up to half of their speed, for seconds or for hours. Results
-that were taken at different paces cannot be compared.
+The machines of our figures are virtual, and neighbours take up to half of their speed, for seconds or for hours.
+Results that were taken at different paces cannot be compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STEPS = 20_000
 
 
 def pace_us() -> float:
-    """The median time of the piece, in microseconds; 25 of it take some 50 ms."""
+    """The median time of the fixed work, in microseconds; 25 runs take some 50 ms."""
     return statistics.median(_piece_ns() for _ in range(_TIMES)) / 1e3
 
 

@@ -1,4 +1,4 @@
-"""A benchmark's result as the project keeps it: what was measured, where, when, and by which command."""
+"""A benchmark's result as the project keeps it: figures, place, time and command."""
 
 from __future__ import annotations
 

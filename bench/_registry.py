@@ -16,7 +16,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 class BenchError(CotenantError):
-    """A benchmark cannot be found or told from another: names it and what there is."""
+    """A benchmark cannot be found, or a name fits several: names it and the existing ones."""
 
 
 @dataclass(frozen=True, slots=True)

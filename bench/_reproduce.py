@@ -69,7 +69,7 @@ def reproduce(data_dir: Path, quick: bool = False, committed: bool = False, resu
         signal.signal(signal.SIGINT, before)
     console.print(table)
     if quick and not committed:
-        console.print("quick: fewer runs, seeds, mixes and pairs, whose figures may be far from those of a full run")
+        console.print("quick: fewer runs, seeds, mixes and pairs; figures may be far from those of a full run")
     if interrupted:
         raise KeyboardInterrupt
 
@@ -115,7 +115,7 @@ def _table(form: str, with_kept: bool) -> Table:
 def _lines(
     experiment: Benchmark, headlines: tuple[Headline, ...], figures: Figures, kept: Figures, reason: str
 ) -> Iterator[tuple[str, ...]]:
-    """The cells of an experiment, in the order of the columns with what is kept."""
+    """The cells of an experiment, in the order of the columns, with the kept result."""
     if not headlines:
         yield (experiment.name, *["-"] * 7, reason)
     for each in headlines:

@@ -23,7 +23,7 @@ _WORKER = b"cotenant.execute.worker.main"
 
 @contextmanager
 def tiny_repository(model: str = "tiny") -> Iterator[Path]:
-    """A repository whose one model does next to nothing: FP32 [batch, 16] in and out."""
+    """A repository with one model that does next to nothing: FP32 [batch, 16] in and out."""
     with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as name:
         root = Path(name) / "models"
         (root / model).mkdir(parents=True)

@@ -90,8 +90,10 @@ def prepare(
 
 
 def scaled_slos_ms(service_ns: Mapping[str, float], shape: int = 0) -> dict[str, int]:
-    """SLOs of the quick start for models that take so long alone on one core here, at a declared shape; the least ones
-    have nothing to do with the models, and stay."""
+    """SLOs of the quick start, scaled to the models' latencies alone on one core here, at a declared shape.
+
+    The smallest SLOs do not depend on the models, and stay.
+    """
     usual = {model: ENTRIES[model].slo_ms for model in service_ns}
     return {
         model: max(1, round(slo_ms * service_ns[model] / NS_PER_MS / ALONE_MS[model][shape]))

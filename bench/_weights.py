@@ -1,7 +1,7 @@
 """The networks that the authors of Abacus (SC'21) released: fetched from their repository, checked, and found again.
 
-Their repository states no licence, so ours holds what is known of the networks and not the weights. What was released
-are checkpoints of torch, read here without running anything that is in them. What is checked is the digest of the
+Their repository states no licence, so ours holds a description of the networks and not the weights. The released files
+are checkpoints of torch. They are read here without running their contents. The check compares the digest of the
 converted arrays, whatever file they come from.
 """
 
@@ -86,7 +86,7 @@ def released_as(sha256: str) -> str | None:
 def fetch(source: Path | None = None) -> None:
     """Get all networks into the cache, from the repository or a checkout of it, or one of them from a single file.
 
-    Only what has the right digest is kept. Raises BenchError for the first that cannot be had.
+    Only networks with the right digest are kept. Raises BenchError for the first that cannot be had.
     """
     if source is not None and not source.is_dir():
         _keep_one(source)

@@ -1,10 +1,10 @@
 """Command-line fuzz: thousands of command lines with something wrong, none of which ends in a traceback or never.
 
-Each case takes a valid command line and changes one thing: an option, an argument, a file that it reads, the
-repository, where it writes, what its output is. Nearly all run in one interpreter, which is replaced when a case ends
-it. The rest are real processes, whose output is a full disk, a closed descriptor, or a pipe without a reader. Metrics,
-in cases: `tracebacks` (or status 70), `hangs` (longer than 20 s), `status_0_on_failure` (status 0, though the command
-cannot have done what it was asked for).
+Each case takes a valid command line and changes one thing. That is an option, an argument, an input file, the
+repository, the place of the output or its kind. Nearly all cases run in one interpreter, which is replaced when a case
+ends it. The rest are real processes that write to a full disk, a closed descriptor, or a pipe without a reader.
+Metrics, in cases: `tracebacks` (or status 70), `hangs` (longer than 20 s), `status_0_on_failure` (status 0, though the
+command cannot have done its work).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REAL = (
     ("simulate workload.toml models", "| LC_ALL=C true", False),
     ("devices --json", "2>&- | cat", False),
 )
-"""Command lines of a shell: of `cotenant`, what follows, and whether the whole cannot end well."""
+"""Command lines of a shell: the part after `cotenant`, and whether the whole cannot end well."""
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:

@@ -1,19 +1,19 @@
 """Faults of a cluster under load: nodes, gateway, head of Ray and controller get SIGSTOP for 9 s, and SIGKILL, in turn.
 
-`cotenant cluster up` with two nodes of one core each on the loopback address (Ray on the same machine), ResNet-50,
-MiniLM and magika with four times the SLOs of the quick start, planned from their profile for rates that need both
-nodes; a part of these rates is sent, open loop, Poisson, over HTTP, so that one node could carry it. A fault of a node
-is one of its agent and its server. Load generator, gateway, controller and Ray share the two cores with the nodes: the
-times are those of such a machine.
+`cotenant cluster up` runs two nodes of one core each on the loopback address, with Ray on the same machine. ResNet-50,
+MiniLM and magika have four times the SLOs of the quick start, and are planned from their profile for rates that need
+both nodes. A part of these rates is sent, open loop, Poisson, over HTTP, so that one node could carry it. A fault of a
+node is one of its agent and its server. Load generator, gateway, controller and Ray share the two cores with the nodes:
+the times are those of such a machine.
 
-The node that is left cannot plan for all three: a tenant that its plan leaves out is a guest there. Recovery runs from
+The remaining node cannot plan for all three: a tenant that its plan leaves out is backfilled there. Recovery runs from
 SIGKILL of a node to the arrival of the last query that was refused or failed because of it. A query is lost when client
-and gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still. A gateway that
-is killed takes its counts with it: only what came to the one after it is compared. Every answer is held against what
-its inputs were answered alone (`foreign_answers`).
+and gateway do not agree on exactly one outcome of it. The gateway's own counts decide, once they stand still. A killed
+gateway takes its counts with it: only those of its successor are compared. Every answer is compared with the answer to
+its inputs alone (`foreign_answers`).
 
-`longest_gap_s` is the longest time in which a tenant sent queries and none was answered, without the time in which the
-gateway was stopped, and without what follows the death of the controller or of Ray's head: these end the cluster.
+`longest_gap_s` is the longest time in which a tenant sent queries and got no answer. It leaves out the time in which
+the gateway was stopped, and faults of the controller or of Ray's head, which end the cluster.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SLO_TIMES = 4
 """SLOs over those of the quick start, as a core of the node is shared with everything else."""
 NODES = 2
 PLANNED, SENT = 0.8, 0.35
-"""What is planned for, as a share of the most that the planner fits onto all nodes; and what is sent of that."""
+"""The planned rates, as a share of the most that the planner fits onto all nodes; and the part of them that is sent."""
 PLANNER, HEADROOM = "elastic_int", 0.1
 PERIOD_S, QUICK_PERIOD_S = 5.0, 3.0
 CYCLE_PERIODS = 5
@@ -98,7 +98,7 @@ WARM_UP_S = 2.0
 SEED = 1
 ECHOES, QUICK_ECHOES = 400, 50
 SETTLE_S = 30.0
-"""Queries that clients have given up may be inside for so long after the load."""
+"""Queries that clients have cancelled may be inside for so long after the load."""
 _STOP_S = 60.0
 
 
@@ -312,7 +312,7 @@ def _rows(result: LoadResult, done: Sequence[Strike], status: dict[str, Any], pe
 
 
 def _reasons(result: LoadResult) -> dict[str, int]:
-    """What clients were told, and how often."""
+    """The messages that clients got, and how often."""
     found: dict[str, int] = {}
     for tenant in result.tenants:
         for said in tenant.reasons.values():

@@ -1,10 +1,10 @@
-"""Compile fuzz: compiled kernels on random graphs, held against onnxruntime, with NaN and infinities among the inputs.
+"""Compile fuzz: compiled kernels on random graphs, compared with onnxruntime, with NaN and infinities in the inputs.
 
-300 graphs of everything that kernels do (`bench/_kernel_graphs.py`), one candidate a layer, every unit on kernels that
-can be. Each graph is compiled and run in a process of its own, so that a crash is counted and costs no other. Metrics,
-in graphs: `crashes` (the process ended by a signal, by an exception or by its limit of time), `wrong` (an answer is
-not that of onnxruntime without its optimiser), `nan_lost` (a NaN became a number). A row is kept under the digest of
-the code that makes it: a run that was interrupted goes on where it stopped.
+300 graphs of all operators with kernels (`bench/_kernel_graphs.py`), one candidate a layer, every possible unit on
+kernels. Each graph is compiled and run in a process of its own, so that a crash costs no other graph. Metrics, in
+graphs: `crashes` (the process ended by a signal, an exception or its time limit); `wrong` (an answer is not that of
+onnxruntime without its optimiser); `nan_lost` (a NaN became a number). A row is kept under the digest of the code that
+makes it: an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Crashes: processes of a server killed under load; what a kill costs a tenant, the others, and for how long.
 
-ResNet-50, MiniLM and magika with the SLOs of the quick start, times what the models take here over what they took where
-these were chosen; one query a request, over HTTP; open loop, Poisson arrivals, each tenant asking for the same share of
-40 % of the machine (profiled latencies, all cores). The server has two front-end processes. At regular times the worker
-of MiniLM, a front-end and the engine get SIGKILL, in turns. Attainment in the seconds after a kill is held against that
-in the seconds before the next one, in the same run.
+ResNet-50, MiniLM and magika have the SLOs of the quick start, scaled to their latencies on this machine. Each request
+over HTTP is one query. Arrivals are open loop, Poisson; each tenant demands the same share of 40 % of the machine
+(profiled latencies, all cores). The server has two front-end processes. At regular times the worker of MiniLM, a
+front-end and the engine get SIGKILL, in turns. Attainment in the seconds after a kill is compared with that in the
+seconds before the next one, in the same run.
 
-A query is lost when its client gets no outcome for it, or more than one, or when the server still has it at the end.
-While there is no engine, queries are answered with 503: these are refused, not lost. Every answer is held against what
-its inputs were answered alone (`foreign_answers`). Recovery runs from the kill to the first answer to a query that
-arrived after it: of MiniLM where its worker was killed, else of any tenant (`all_recovered_s`: of the last one). The
-server says how much of it was a worker's new process and how much its model.
+A query is lost when its client gets no outcome for it, or several. It is also lost when the server still has it at the
+end. While there is no engine, queries are answered with 503: these are refused, not lost. Every answer is compared with
+the answer to its inputs alone (`foreign_answers`). Recovery runs from the kill to the first answer to a query that
+arrived after it. The query is of MiniLM after a kill of its worker, else of any tenant; `all_recovered_s` is that of
+the last tenant. The server says how much of it was a worker's new process and how much its model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ FRONTENDS = 2
 LOAD = 0.4
 CYCLES, QUICK_CYCLES = 4, 1
 PERIODS_S = {"worker": 8.0, "frontend": 8.0, "engine": 20.0}
-"""From a kill of a kind to the next kill. A kind comes every 36 s, since a process that was lost within 30 s is waited
-for longer; an engine has all models to load."""
+"""From a kill of a kind to the next kill, in seconds. Each kind has its turn every 36 s: a process that is lost again
+within 30 s is replaced later. An engine has all models to load."""
 AFTER_PART = 0.5
 """How much of the time after a kill counts as its window; the rest up to the next kill is calm."""
 WARM_UP_S = 3.0

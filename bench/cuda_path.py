@@ -1,10 +1,10 @@
 """The host's path of a launch on streams: what the executor of a GPU costs, measured over the streams of a CPU.
 
-`executor`: a model that does nothing, so that all of the time from the start of a launch to the telling of its end is
-the executor's: launches each started where the last one ended, as in a server whose queues are full, and, as "idle",
-each started by a thread that waits for its end.
-`graphs`: eight small torch models with chains for six numbers of rows on four lanes, over streams that note what is
-captured: how many graphs that makes, and that none is made while 10,000 launches are served.
+`executor`: a model without work, so that the executor takes all the time from the start of a launch to its completion.
+Each launch starts when the last one has ended, as in a server with full queues. In "idle" each is started by a thread
+that waits for its end.
+`graphs`: eight small torch models with chains for six numbers of rows on four lanes, over streams that record captures.
+The figures are the number of graphs, and the captures while 10,000 launches are served (none).
 """
 
 from __future__ import annotations

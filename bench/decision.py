@@ -1,7 +1,7 @@
 """How long the core takes over an event when it has to decide: 8 tenants and 64 queries, 32 and 1,000, 200 on 8 lanes.
 
-Each case runs the engine in steady state. A launch ends (or its segment), a query arrives for each one that left, and
-every call of `Engine.handle` that asked the policy is timed on its own with the monotonic clock. The collector of
+Each case runs the engine in steady state. A launch ends (or its segment), and a query arrives for each one that left.
+Every call of `Engine.handle` that asked the policy is timed on its own with the monotonic clock. The collector of
 cyclic garbage is frozen and off, as in the server: nothing here makes cycles.
 
 Two more cases time every event. In `crowd` 200 tenants send 520 queries a second (Poisson) to 8 lanes, 1.6 times what
@@ -75,8 +75,10 @@ OPEN: dict[str, ListPolicy] = {
 
 
 def setting(policy: ListPolicy, max_batch: int, crowd: int = 1) -> tuple[list[Tenant], TablePredictor]:
-    """Tenants, `crowd` of each latency, whose SLO leaves room for about what waits; half of the models are cut at each
-    of their units."""
+    """Tenants, `crowd` of each latency, with SLOs that leave room for about the waiting queries.
+
+    Half of the models are cut at each of their units.
+    """
     tenants, tables = [], {}
     room_ms = 1000 if crowd == 1 else 6000
     for number, latency_ms in enumerate(_LATENCIES_MS * crowd):
@@ -212,7 +214,7 @@ class _Run:
 
 
 def _many(slo_ms: float, slower: float = 1.0, max_queue: int = 256) -> tuple[list[Tenant], TablePredictor]:
-    """200 tenants whose models take 2 to 88 ms, 25 on average, in four segments; each SLO is another."""
+    """200 tenants with models that take 2 to 88 ms, 25 on average, in four segments; each SLO is another."""
     tenants, tables = [], {}
     for number in range(TENANTS):
         name, spread = f"t{number}", 1 + 0.3 * (37 * number % TENANTS) / TENANTS
@@ -289,7 +291,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     view = Table(
         title=f"One event with a decision: {eight} tenants, {WAITING} queries inside; {many} and {CROWDED_WAITING:,}"
     )
-    for column in ("policy", "waiting", "queries a launch", "p50 us", "p99 us", "max us", "p99 CPU us", "given up %"):
+    for column in ("policy", "waiting", "queries a launch", "p50 us", "p99 us", "max us", "p99 CPU us", "shed %"):
         view.add_column(column, justify="left" if column == "policy" else "right")
     for row in rows:
         figures = [f"{row[key]:.1f}" for key in _COLUMNS]
@@ -299,7 +301,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     main = rows[0]
     console.print(
         f"{MAIN}: p99 {main['p99_us']:.1f} us (goal < {GOAL_P99_US:.0f}), {main['p99_cpu_us']:.1f} us of CPU time: "
-        "that leaves out what others on the machine take. Collector frozen and off, as in the server."
+        "that leaves out other processes of the machine. Collector frozen and off, as in the server."
     )
     found = {key: rows[0][key] for key in ("p50_us", "p99_us", "p99_cpu_us")}
     for name in ("most", "fair", "shares"):

@@ -1,11 +1,11 @@
 """Dispatch: from the command to launch to its completion, for a model that does next to nothing, process and thread.
 
-One launch at a time, each started when the last one has ended, on the thread that told of the end, as the driver does.
-The time runs from the call of `start` until the executor calls back, with the tensors of FP32[1, 16] carried both ways,
-and nothing else to do ("small"). "awake" does the same beside a loop of idle priority on every core: cores fall asleep
-while they wait, and in a virtual machine waking them can take longer than the work. "paused" leaves the executor alone
-for 2 ms before each launch. "large" carries FP32[9408, 16] (600 kB, an image of ResNet-50) there and back. Executors
-take turns in windows; the summary has medians over the windows, as other work on the machine hits single ones.
+One launch runs at a time. As in the driver, the thread that reports the end of a launch starts the next one. The time
+runs from the call of `start` until the executor calls back, with the tensors of FP32[1, 16] carried both ways
+("small"). "awake" does the same beside a loop of idle priority on every core. Without such loops, cores sleep while
+they wait, and waking them in a virtual machine can take longer than the work. "paused" leaves the executor alone for
+2 ms before each launch. "large" carries FP32[9408, 16] (600 kB, an image of ResNet-50) there and back. Executors take
+turns in windows; the summary has medians over the windows, as other work on the machine hits single ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Footprint: wall time of `import cotenant`, and memory of a server without and with models.
 
-Import: from starting an interpreter that runs `import cotenant` to its end, the start of Python itself included (given
-beside it), and the same for `cotenant --version`, which loads the whole command line. They take turns. Memory: resident
-set of the process of `cotenant serve`, HTTP and gRPC listening, shortly after it is ready: on an empty
-repository (the goal's figure), with one tiny model, and with that model after requests over both protocols.
+Import: from the start of an interpreter that runs `import cotenant` to its end; the start of Python alone is given
+beside it. `cotenant --version`, which loads the whole command line, is timed in the same way. They take turns. Memory:
+resident set of the process of `cotenant serve`, HTTP and gRPC listening, shortly after it is ready. The cases are an
+empty repository (the goal's figure), one tiny model, and that model after requests over both protocols.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Front-ends: requests per second and processor time per request of HTTP and gRPC, beside Triton and on one core.
 
 Beside Triton, on all cores: `cotenant serve` as it comes (`processes`), with the front-end in the engine's process
-(`here`), and Triton, in turns. Loads: HTTP, gRPC by grpcio's client and gRPC by a cheap client (`bench/_h2_client.py`),
-8 and 64 requests in flight, FP32[1,16] for a model of one Identity; and 8 HTTP requests of 600 kB, answered with 64
-bytes. Ratios are medians over the turns, the worse of 8 and 64. Processor time is that of all processes of a server.
+(`here`), and Triton, in turns. Loads: HTTP, gRPC by grpcio's client and gRPC by a cheap client
+(`bench/_h2_client.py`). Each has 8 and 64 requests in flight, FP32[1,16] for a model of one Identity. One more load is
+8 HTTP requests of 600 kB, answered with 64 bytes. Ratios are medians over the turns, the worse of 8 and 64. Processor
+time is that of all processes of a server.
 
 On one core: a server and its worker process on one core, clients on another, eight in flight. A second server, on the
 same core, has the model in the engine's process (`--isolation thread`): its metrics end in `_thread`. Processor time is
@@ -58,7 +59,7 @@ TURNS = (
     ("grpc_cheap", MANY),
     ("http_600kB", CONCURRENCY),
 )
-"""What is sent to all servers in turns: a load, and how many are in flight."""
+"""The load that all servers get in turns: its kind, and the number of requests in flight."""
 ONE_CORE = ("one core", CONCURRENCY)
 OVER_TRITON = {
     "http_over_triton": ("http", "processes", "rps"),

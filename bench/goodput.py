@@ -1,16 +1,17 @@
 """Goodput beyond capacity: four tenants under edf, fcfs and MLServer, at 1.2 and 2 times what the machine can do.
 
-ResNet-50, MiniLM, text recognition and magika of the quick-start repository, one query a request, over HTTP, with its
-SLOs times what the models take here over what they took where these were chosen; open loop, Poisson arrivals, each
-tenant asking for the same share of work. All contenders run the same ONNX files with onnxruntime, one thread a call and
-no spinning, and get the same clients, samples, arrivals and seeds, in turns.
-Capacity is measured: the highest rate at which fcfs answers this mix in a closed loop (16 queries always inside) with
-the client on the same cores, so it includes the front-end and the client. Attainment = answered within the SLO, as a
-share of what was offered, all tenants together; the rows have each tenant's. docs/benchmarks.md says more.
+The models are ResNet-50, MiniLM, text recognition and magika of the quick-start repository, one query a request, over
+HTTP. Their SLOs are scaled to their latencies on this machine. Arrivals are open loop, Poisson; each tenant demands the
+same share of work. All contenders run the same ONNX files with onnxruntime, one thread a call and no spinning. They
+get the same clients, samples, arrivals and seeds, in turns.
+Capacity is measured: the highest rate at which fcfs answers this mix in a closed loop (16 queries always inside). The
+client is on the same cores, so it includes the front-end and the client. Attainment is the share of offered queries
+that are answered within the SLO, all tenants together; the rows have each tenant's. docs/benchmarks.md says more.
 
-A second part sets ResNet-50 and MiniLM (128 tokens) at 20 + 30 and 30 + 50 queries a second beside Triton, as it comes
-and with dynamic batches and queues that reject; of three such queues the one that answers most in time at the lower
-rate. Those are 1 and 1.6 times what two cores do that take 55 and 30 ms for them; the rows say what it is here.
+A second part sets ResNet-50 and MiniLM (128 tokens) at 20 + 30 and 30 + 50 queries a second beside Triton. Triton runs
+as it comes, and with dynamic batches and queues that reject. Of three such queues the one counts that answers most in
+time at the lower rate. The rates are 1 and 1.6 times the capacity of two cores that take 55 and 30 ms for these models.
+The rows have the ratio on this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PAIR_METRICS = (
     ("edf_over_triton_tuned", "edf", "triton_tuned"),
     ("over_triton_default", "shares", "triton_default"),
 )
-"""Whose answers in time are set over whose."""
+"""The contender that is compared, and the one that it is compared with, by answers in time."""
 _SERVER = '[device]\nlanes = "single"\n'
 
 
@@ -90,7 +91,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     if quick:
         console.print(
             "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, shares, and "
-            "cautious edf; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
+            "tail-aware edf; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
         )
     versions = mlserver.ENVIRONMENT.versions("mlserver") if peer else {}
     versions |= triton.ENVIRONMENT.versions("nvidia-pytriton") if pair_rows else {}
@@ -202,7 +203,7 @@ def _beside_triton(console: Console, seeds: Sequence[int], quick: bool) -> tuple
 
 
 def _pair_summary(rows: Sequence[dict[str, Any]], seconds: float) -> dict[str, float]:
-    """Answers in time of ours over Triton's, medians over the seeds; who has none counts as one query a run."""
+    """Answers in time of ours over Triton's, medians over the seeds; a run without any counts as one query."""
     summary = {}
     there = {row["contender"] for row in rows}
     for at in dict.fromkeys(row["pair"] for row in rows if row["pair"] in PAIR_RATES):
@@ -226,7 +227,7 @@ def _turn(
     seed: int,
     quick: bool,
 ) -> Iterator[dict[str, Any]]:
-    """One run of each contender with the same arrivals; who begins changes from seed to seed."""
+    """One run of each contender with the same arrivals; the order changes from seed to seed."""
     rates = {model: rate * part for model, part in mix.items()}
     at = seed % len(contenders)
     for contender in (*contenders[at:], *contenders[:at]):
@@ -265,7 +266,7 @@ def _median(rows: Sequence[dict[str, Any]], contender: str, at: float | str, key
 def _summary(
     rows: Sequence[dict[str, Any]], names: Sequence[str], factors: Sequence[float], seconds: float
 ) -> dict[str, float]:
-    """Medians over the seeds. Who answered none in time counts as one query a run, so that a ratio is a lower bound."""
+    """Medians over the seeds. A run without answers in time counts as one query, so that a ratio is a lower bound."""
     least = 1.0 / seconds
     summary = {}
     for factor in factors:
@@ -284,7 +285,7 @@ def _show(
     console: Console, rows: Sequence[dict[str, Any]], contenders: Sequence[Contender], factors: Sequence[float]
 ) -> None:
     table = Table("load", "contender", "attainment", "goodput/s", *MODELS, "p99 ms")
-    table.title = "Answered within the SLO, as a share of what was offered; medians over the seeds"
+    table.title = "Answered within the SLO, as a share of the offered queries; medians over the seeds"
     for factor in factors:
         for contender in contenders:
             keys = ["attainment", "goodput_per_s", *(f"attainment_{model}" for model in MODELS), "p99_ms"]

@@ -1,28 +1,33 @@
 """House: how large the code is, how often it says things twice, and whether its tests would notice a change.
 
-Read off the source below src/cotenant: `src_lines`, all lines of all modules; `package_circles`, groups of two or more
-top packages that import each other, directly or around (imports inside functions and for types alone count); of public
-classes and of modules, the names that more than one place has, those in `CONVENTIONAL` left out; `config_keys`, what
-can be set in a model's config.toml and in the file of a server.
+Read off the source below src/cotenant:
 
-The base and the techniques, from `bench/_house_map.py`: `base_to_technique`, imports (or names in strings) of
-techniques by the base outside `registry.py`; `undeclared_technique_imports`, pairs of techniques of which one imports
-the other without saying so in its README; `circles_with_types`, groups of modules that import each other at module
-level; `packages_per_paper`, the most packages over which what one technique alone uses is spread;
-`src_lines_moved_or_deleted`, lines in techniques and lines fewer since the move began. `largest_command_options`: the
-most options that one command has of its own, beyond `COMMON_OPTIONS`. `banned_words`: words of
-tests/architecture/words.toml in docstrings, comments, strings and names; `docstring_words_per_sentence_p95`: words of
-a sentence that 95 % of all sentences in docstrings do not exceed.
+- `src_lines`: all lines of all modules.
+- `package_circles`: groups of two or more top packages that import each other, directly or around. Imports inside
+  functions and for types count.
+- Names of public classes and of modules that more than one place has, except those in `CONVENTIONAL`.
+- `config_keys`: the keys of a model's config.toml and of the file of a server.
 
-Run: `modules_of_a_query`, how many modules of the package have code that runs for one HTTP query, in the server and in
-the worker process of its model together, with the default settings and after warm-up. A profile function that every
-thread of both processes has from its start notes the module of every Python function that is entered while one query is
-asked and for some time after its answer, as counters and traces come then (generated functions without a module count
-for none). That is done for several queries, one after another; only modules that run for each of them count, so that
-what happens now and then (a look at the workers' memory, a flush of the trace) does not.
+The base and the techniques, from `bench/_house_map.py`:
 
-`mutants_killed_pct`: the share of a seeded sample of small changes that fail a test, see `bench/_mutants.py`, which
-needs mutmut; without it the metric is left out.
+- `base_to_technique`: imports (or names in strings) of techniques by the base outside `registry.py`.
+- `undeclared_technique_imports`: pairs of techniques of which one imports the other without saying so in its README.
+- `circles_with_types`: groups of modules that import each other at module level.
+- `packages_per_paper`: the most packages over which the code of one technique alone is spread.
+- `src_lines_moved_or_deleted`: lines in techniques and lines fewer since the move began.
+- `largest_command_options`: the most options that one command has of its own, beyond `COMMON_OPTIONS`.
+- `banned_words`: words of tests/architecture/words.toml in docstrings, comments, strings and names.
+- `docstring_words_per_sentence_p95`: words of a sentence that 95 % of all sentences in docstrings do not exceed.
+
+Run: `modules_of_a_query`, the number of modules of the package with code that runs for one HTTP query. It covers the
+server and the worker process of its model, with the default settings and after warm-up. Every thread of both processes
+has a profile function from its start. It records the module of every Python function that is entered while one query
+runs, and for some time after its answer. Counters and traces come then; generated functions without a module count for
+none. Several queries follow one another, and only modules that run for each of them count. So occasional work (a look
+at the workers' memory, a flush of the trace) does not count.
+
+`mutants_killed_pct`: the share of a seeded sample of small changes that fail a test, see `bench/_mutants.py`. It needs
+mutmut; without it the metric is left out.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ QUICK_S = 20.0
 MODEL = "tiny"
 WARM_UP, QUERIES = 50, 10
 SETTLE_S = 0.3
-"""How long after an answer what runs is still counted as the query's."""
+"""How long after an answer the running modules are still counted as the query's, in seconds."""
 _SITE = """
 import mmap, os, sys, threading
 folder = {folder!r}
@@ -255,7 +260,7 @@ def keys_of(config: type[msgspec.Struct]) -> int:
 
 
 def modules_of_a_query() -> list[str]:
-    """Modules of cotenant whose code runs for an HTTP query, in the server and in the model's worker."""
+    """Modules of cotenant with code that runs for an HTTP query, in the server and in the model's worker."""
     inputs = {"x": np.zeros((1, 16), np.float32)}
     with tempfile.TemporaryDirectory(prefix="cotenant-house-") as name, tiny_repository(MODEL) as repository:
         folder = Path(name)

@@ -1,15 +1,18 @@
-"""Integrity: every answer held against what that client had sent, while others disconnect, cancel, crash and reload.
+"""Integrity: every answer is compared with its request, while clients disconnect, cancel, crash and reload.
 
-Models that give back the numbers they were given (`bench/_carry.py`): one of many layers, which is left at cuts all the
-time, one of rows of several widths, one of texts, one whose output has a size of its own, a torch archive, and an
-application of two of them. Beside them models of `bench/_mixing.py` in turn, all with `max_batch` 8 and most with one
-name for all first dimensions; in some of them rows of a batch act on each other. Each of their answers is held against
-what the model gives for that query alone (`neighbour_dependent_answers`). Clients in a closed loop, over HTTP (binary
-and JSON), gRPC and gRPC streams; three in ten leave before they are answered, a few bring time-outs of their own. Every
-configuration is a fresh server, in some of which models run by a technique (`_by_technique`), the last one a cluster of
-two nodes behind its gateway. A server has a front-end process, or none (`--frontends 0`), or two that are killed. SLOs
-are longer than clients wait, so that no client that stays may fail: `innocent_failures` counts those that did, other
-than by a kill or a reload of their configuration; those are `excused`, with the reason.
+The models return their input numbers (`bench/_carry.py`). One has many layers and is left at cuts all the time. Others
+have rows of several widths, texts, or an output with a size of its own; one is a torch archive. Two of them form an
+application. Beside them models of `bench/_mixing.py` run in turn. All have `max_batch` 8, and most have one name for
+all first dimensions; in some of them rows of a batch act on each other. Each of their answers is compared with the
+answer of the model to that query alone (`neighbour_dependent_answers`).
+
+Clients run in a closed loop, over HTTP (binary and JSON), gRPC and gRPC streams. Three in ten leave before the answer,
+a few bring time-outs of their own. Every configuration is a fresh server. In some of them models run by a technique
+(`_by_technique`); the last one is a cluster of two nodes behind its gateway. A server has a front-end process, or none
+(`--frontends 0`), or two that are killed.
+
+SLOs are longer than clients wait, so that no client that stays may fail. `innocent_failures` counts those that did.
+Failures by a kill or a reload of their configuration are `excused`, with the reason.
 `left_at_a_cut` is read from traces: members that left a batch between two of its launches while others stayed.
 """
 
@@ -78,7 +81,7 @@ LOST_CONNECTION = (
     "Socket closed",
     "UNAVAILABLE",
 )
-"""What clients are told by their libraries when the process at the other end dies."""
+"""Messages of clients' libraries when the process at the other end dies."""
 _LEAST_DISTURBANCES = 2
 _MOST_S, _QUICK_MOST_S = 40.0, 8.0
 QUICK_KINDS = ("found rows", "dynamic quantisation", "tokens, mixed", "sliced")
@@ -91,7 +94,7 @@ _EVERY_CUT = "preempt = true\nstretch = 0.0\n"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A configuration: the server's, and what is done to it. Reasons with one of `excuse` in them count as excused."""
+    """A configuration: the server's, and its disturbance. Reasons with one of `excuse` in them count as excused."""
 
     name: str
     server: str
@@ -230,7 +233,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
 
 
 def build(root: Path, kinds: Sequence[str] = KINDS) -> list[Target]:
-    """The models in a repository, with drawn ones of these kinds, profiled; who is asked, and how often."""
+    """The models in a repository, with drawn ones of these kinds, profiled; which to query, and how often."""
     write_model(root, "carry", carry(), MOST_ROWS)
     write_model(root, "other", carry(1), MOST_ROWS)
     write_model(root, "wide", wide(), MOST_ROWS, _SHAPES)
@@ -257,7 +260,7 @@ def build(root: Path, kinds: Sequence[str] = KINDS) -> list[Target]:
 
 
 def link(root: Path, part: Path, targets: list[Target], kinds: set[str]) -> list[Target]:
-    """A repository of some of the models: all but the drawn ones, and these `kinds`; who is asked there."""
+    """A repository of some of the models: all but the drawn ones, and these `kinds`; which models to query there."""
     asked = [each for each in targets if not each.is_alone or each.model in kinds]
     part.mkdir()
     for entry in (*(each.model for each in asked), STATE_FOLDER):
@@ -329,7 +332,7 @@ def summarise(rows: Iterable[Row]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where to ask, and what can be done to disturb it; `disturb` gets the number of the turn."""
+    """The addresses, and the ways to disturb the server; `disturb` gets the number of the turn."""
 
     http_url: str
     grpc_url: str
@@ -396,7 +399,7 @@ def _post(url: str) -> None:
 
 
 def _plan(root: Path) -> str:
-    """A plan of two of the models on a core each, as `cotenant plan` would write it; the others are guests."""
+    """A plan of two models on a core each, as `cotenant plan` would write it; the others are backfilled."""
     kind = DeviceType("cpu", ((2,), (1, 1)), 1 << 40)
     slos = slos_of(root)  # others than these are refused
     loads = tuple(Load(name, name, 20.0, slos[name]) for name in ("carry", "wide"))
@@ -425,7 +428,7 @@ def _show(rows: list[Row], summary: dict[str, int]) -> None:
         "by it",
     ):
         table.add_column(name, no_wrap=True)
-    table.title = "Answers held against what was sent"
+    table.title = "Answers compared with their requests"
     for row in rows:
         table.add_row(*(str(value) for key, value in asdict(row).items() if key != "reasons"))
     console.print(table)

@@ -1,10 +1,10 @@
 """Isolation: what victims notice of one clumsy or hostile client, on a real server under its default policy.
 
-Three tenants of the quick start ask 6 queries a second each, all within what they are owed. In turns with that alone, a
-client of another tenant does one of the things in `bench/_attackers.py`, or something fails: the worker of that tenant,
-a front-end or the process that loads models is killed again and again, or the disk takes nothing of the trace. Clients
-run on the same cores, with a low priority; their processor time is in the rows, as is the number of front-end
-processes of the server (`frontends`, 0: none).
+Three tenants of the quick start send 6 queries a second each, all in quota. Calm runs and runs with a disturbance take
+turns. The disturbance is one of the clients of `bench/_attackers.py`, for another tenant, or a failure. A failure kills
+the worker of that tenant, a front-end or the model loader again and again, or makes the disk refuse the trace. Clients
+run on the same cores, with a low priority. Their processor time is in the rows, as is the number of front-end processes
+of the server (`frontends`, 0: none).
 `worst_victim_drop_points`: by how many points of attainment a victim is below its own in the calm runs, at most.
 `recovery_s`: how long after the end of an attack the last query of a victim that missed its SLO came, at most.
 A row during which others took more than 5 % of the processor is measured again, once. Rows are kept as they come: a run
@@ -171,7 +171,7 @@ def _attainment(records: list[QueryRecord]) -> float:
 
 @contextmanager
 def _attacking(kind: str, server: RunningServer, pipe: int, until_s: float) -> Iterator[dict[str, Any]]:
-    """Attack a server for so many seconds. What was done is in the dictionary at the end."""
+    """Attack a server for so many seconds. The counts of the attack are in the dictionary at the end."""
     told: dict[str, Any] = {}
     if kind == CALM:
         yield told

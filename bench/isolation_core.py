@@ -1,13 +1,13 @@
 """Isolation in the core: the part of its quota that a well-behaved tenant keeps beside neighbours that try to take it.
 
 Random mixes under the default policy `shares`, simulated with exact latencies, on 1 to 4 lanes. A mix has well-behaved
-tenants, which ask for 0.3 to 1 times their quotas with single rows, and adversaries. An adversary sends up to 30 times
-its quota, many rows a query, requests of the highest priority, bursts, time-outs shorter than its SLO, queries that it
-withdraws, all into a short queue; it may have a configured priority, and a rate above the machine.
+tenants, which demand 0.3 to 1 times their quotas with single rows, and adversaries. An adversary sends up to 30 times
+its quota into a short queue. It sends many rows a query, requests of the highest priority, bursts, time-outs shorter
+than its SLO, and queries that it withdraws. It may have a configured priority, and a rate above the machine.
 SLOs are the operator's: each is at least twice the work of a query, and twice the longest uncut segment of a neighbour.
-`quota_kept_p1`, `quota_kept_min`: answers in time of a well-behaved tenant over the number that its queries could have
-alone on a device of its quota (`workload.bound.answers_alone`): the first percentile and the least, of all tenants of
-all mixes. Each of them sends 200 queries at least.
+`quota_kept_p1` and `quota_kept_min` are the first percentile and the least of one ratio, over all tenants of all mixes.
+The ratio is that of a well-behaved tenant's answers in time to those that its queries could have alone. Alone means on
+a device of its quota (`workload.bound.answers_alone`). Each of them sends 200 queries at least.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def queries_of(mix: Mix, seed: int) -> tuple[list[Query], dict[int, int]]:
 
 
 class _Leaving(Engine):
-    """An engine whose clients withdraw queries, each before the first event that is no sooner."""
+    """An engine with clients that withdraw queries, each before the first event that is no sooner."""
 
     def __init__(self, tenants: Sequence[Tenant], policy: Policy, predictor: TablePredictor, lanes: int) -> None:
         super().__init__(tenants, policy, predictor, Machine.cpu(tuple(range(lanes))))

@@ -1,12 +1,12 @@
-"""Lost: ten faults are put in on a served machine; whether the account of lost queries names each, and whose it is.
+"""Lost: ten faults are injected into a served machine; does the account of lost queries name each fault and its tenant?
 
-ResNet-50, MiniLM and magika, one query a request, over HTTP; open loop, Poisson arrivals, each asking for the same
-share of a part of the machine (profiled latencies), served by `edf`: under `shares` a neighbour's burst costs next to
-nothing. One fault a phase; between two the server has time to forget.
-The trace tells which queries that came in a phase were lost, and the cause of each: a fault counts as named when the
-cause that most of them have (of one tenant, where the fault is one tenant's) is the expected one, with the tenant that
-is at fault where another one loses by it. `unexplained_pct` is what clients lost and the account does not have, of all
-that clients lost.
+ResNet-50, MiniLM and magika get one query a request, over HTTP. Arrivals are open loop, Poisson; each tenant demands
+the same share of a part of the machine (profiled latencies). The policy is `edf`: under `shares` a neighbour's burst
+costs next to nothing. There is one fault a phase; between two the server has time to forget.
+The trace tells which queries that came in a phase were lost, and the cause of each. A fault counts as named when most
+of them have the expected cause. Where the fault is one tenant's, the queries of that tenant count. Where another tenant
+loses by it, the account must name the culprit. `unexplained_pct` is the part of the clients' lost queries that the
+account does not have.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ Act = Callable[[RunningServer, Path, Inputs, float], Any]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: what is done, and what has to be named. `tenant` None: over all tenants. `setup` changes the files of
-    the repository for a server of its own, which is told the resident memory of a worker."""
+    """One fault: its injection, and the cause to be named. `tenant` None: over all tenants.
+
+    `setup` changes the files of the repository for a server of its own; it gets the resident memory of a worker."""
 
     name: str
     tenant: str | None
@@ -115,7 +116,7 @@ def _stall(server: RunningServer, root: Path, inputs: Inputs, seconds: float) ->
 
 
 def _short_profile(root: Path, _: float) -> None:
-    """A third of what was measured of one model, whatever it is called."""
+    """A third of the measured latency of one model, whatever its name."""
     path = profile_path(root)
     known = json.loads(path.read_text(encoding="utf-8"))
     model = known["models"]["resnet50"]

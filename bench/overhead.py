@@ -1,13 +1,13 @@
 """Overhead: what serving adds to a model call, HTTP and gRPC, one request at a time.
 
-A model of one Add, FP32[1,16]. One client with one connection sends binary requests made beforehand to `cotenant serve`
-with all its parts (trace, calibration, metrics), and waits for each answer; the same process calls the same ONNX file
-through a bare `onnxruntime` session. Rounds of the three take turns. Added = median round trip - median bare call; the
-summary is the median over the rounds. It is of the pinned setting (client on the first core, server on the last), which
-does not depend on where the system happens to put the threads. The rows also hold the unpinned setting, and `awake`:
-the pinned one with a loop of idle priority on every core. One request at a time leaves the cores asleep in between, and
-in a virtual machine waking them can take longer than the work. `thread` is the pinned setting with the model in the
-server's own process.
+The model is one Add, FP32[1,16]. One client with one connection sends binary requests made beforehand to `cotenant
+serve` with all its parts (trace, calibration, metrics). It waits for each answer. The same process calls the same ONNX
+file through a bare `onnxruntime` session. Rounds of the three take turns. Added = median round trip - median bare call;
+the summary is the median over the rounds. It is of the pinned setting (client on the first core, server on the last).
+That setting does not depend on where the system happens to put the threads. The rows also hold the unpinned setting,
+and `awake`: the pinned one with a loop of idle priority on every core. One request at a time leaves the cores asleep in
+between, and in a virtual machine waking them can take longer than the work. `thread` is the pinned setting with the
+model in the server's own process.
 """
 
 from __future__ import annotations

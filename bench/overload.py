@@ -1,14 +1,19 @@
 """Beyond capacity: what each policy achieves of the most that any schedule could, simulated and served.
 
 Four and seven tenants of the quick start at 1.2 to 3 times what two cores can do. Every run is set beside bounds of its
-own arrivals (`workload.bound`: linear programmes, solved exactly): on answers in time (`most`), on these where every
-tenant keeps what it could have alone on its share (`shares`), on their weight (`weighted`; simulated only), and on the
-smallest attainment (`fair`). Simulated: exact knowledge, and noise beside it, a boundary every 8 ms. Served: real
-servers and clients over HTTP on the same cores, in turns; the load is of the capacity that was measured with clients
-and front-ends (see goodput), the bound of what launches took in that very run (`cotenant bound`).
-`default_of_bound_*` is the lesser of the answers in time over their bound and, of the tenants, the smallest part of
-what one could have alone on its share. A figure of the summary is the worst over loads and sets of tenants, of medians
-over the seeds.
+own arrivals (`workload.bound`: linear programmes, solved exactly):
+
+- on answers in time (`most`);
+- on these where every tenant keeps the answers that it could have alone on its quota (`shares`);
+- on their weight (`weighted`; simulated only);
+- on the smallest attainment (`fair`).
+
+Simulated: exact knowledge, and noise beside it, a boundary every 8 ms. Served: real servers and clients over HTTP on
+the same cores, in turns. The load is of the capacity that was measured with clients and front-ends (see goodput). The
+bound is of the launches' times in that very run (`cotenant bound`).
+`default_of_bound_*` is the lesser of two ratios. One is that of the answers in time to their bound. The other is the
+smallest part of the answers that a tenant could have alone on its quota. A figure of the summary is the worst over
+loads and sets of tenants, of medians over the seeds.
 """
 
 from __future__ import annotations
@@ -151,7 +156,7 @@ def _served(console: Console, name: str, seeds: Sequence[int], quick: bool) -> I
 def _serve(
     contender: Contender, root: Path, rates: Mapping[str, float], inputs: Inputs, slots: int, seed: int, quick: bool
 ) -> dict[str, float]:
-    """One run of a server: what clients got in time, beside the bounds of what was sent."""
+    """One run of a server: clients' answers in time, beside the bounds of the sent queries."""
     spans = (QUICK_SECONDS, QUICK_WARM_UP_S) if quick else (SECONDS, WARM_UP_S)
     plan = workload(root, "", rates, seed, *spans)
     pace = pace_us()

@@ -17,7 +17,7 @@ def main() -> None:
     """Run the command: its own options are taken off, all others are those of `cotenant plan`."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.plan",
-        description="As 'cotenant plan', whose options follow below; --planner may be greedy, sbp or ideal too, and a "
+        description="As 'cotenant plan' (its options follow below); --planner may be greedy, sbp or ideal too, and a "
         "profile a CSV file of latencies with the columns model, partition_pct, batch, latency_ms.",
         add_help=False,
         allow_abbrev=False,

@@ -1,11 +1,10 @@
 """Poison: some queries make the model raise; what that costs the good ones that are merged with them.
 
 One model of many layers behind a table of marks (`bench/_carry.py`), `max_batch` 8, served on one core by a worker
-process under edf. Good queries come open loop, Poisson, at 60 % of what the server answers in a closed loop; in every
-other phase 2 % of all queries bring a mark that is not in the table. A batch that fails is run again in halves, so no
-good query may fail (`innocent_failures`), and those runs are what a bad query costs:
-`attainment_drop_points` is the share of good queries in time without bad ones, less that with them, both medians over
-the phases of one server.
+process under edf. Good queries come open loop, Poisson, at 60 % of the server's rate in a closed loop. In every other
+phase 2 % of all queries bring a mark that is not in the table. A batch that fails is run again in halves, so no good
+query may fail (`innocent_failures`). Those runs are the cost of a bad query: `attainment_drop_points` is the share of
+good queries in time without bad ones, less that with them. Both are medians over the phases of one server.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
 
 
 class _Client:
-    """Sends queries of one row, good and bad ones, and checks what comes back."""
+    """Sends queries of one row, good and bad ones, and checks the answers."""
 
     def __init__(self, url: str) -> None:
         self._url = url

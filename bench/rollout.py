@@ -1,9 +1,9 @@
 """Rollout: reloads of a model under load. No query is to be lost.
 
-A tenant of the quick start asks at 0.7 of what the server can do, while its model is loaded again and again over the
-API, each time with a worker of its own that is warm before the old one goes.
-`failed`: queries that failed, or were refused for anything but time. `attainment`: of queries in the SLO, over the run,
-beside `attainment_calm`, the same without reloads.
+A tenant of the quick start sends 0.7 of the queries that the server can do. Meanwhile its model is loaded again and
+again over the API. Each time a worker of its own is warm before the old one goes.
+`failed`: queries that failed, or were refused for anything but time. `attainment`: the share of queries in the SLO,
+over the run. `attainment_calm`: the same without reloads.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A share for every tenant: what an overloaded neighbour takes from who stays within its share, and who gets the rest.
+"""A quota for every tenant: the effect of an overloaded neighbour on tenants in quota, and the use of spare time.
 
-Four tenants of the quick start with equal shares under `shares`, and under edf beside it; simulated with exact
-knowledge, and served, in turns, with real servers and clients on the same cores, where shares are of the capacity that
+Four tenants of the quick start have equal quotas under `shares`, with edf beside it. They are simulated with exact
+knowledge, and served, in turns, with real servers and clients on the same cores. There quotas are of the capacity that
 was measured with clients and front-ends (see goodput).
-`victim_drop_points`: all ask for 0.8 of their shares but one, which asks for 1 to 50 times that; by how many points of
-attainment another one is at most below what the same queries could have had alone on its share (`workload.bound`).
-`victim_drop_from_1x_points` is against the run at 1x, in which nobody needs to go by shares: more than is promised.
-`unused_share_used_pct`: one tenant asks for twice the device and the others for nothing; of the slot time beyond its
-share that a flow could give it (`workload.bound`), what its answers in time took.
-`newcomer_s`: three ask for 3 times their shares; after a while the fourth begins, at 0.8 of its share. How many seconds
-of its queries it loses in its first four beyond what it loses where all ask for so much.
+`victim_drop_points`: all demand 0.8 of their quotas but one, which demands 1 to 50 times that. The figure is by how
+many points of attainment another tenant is at most below the same queries alone on its quota (`workload.bound`).
+`victim_drop_from_1x_points` is against the run at 1x, in which quotas need not decide: more than is promised.
+`unused_share_used_pct`: one tenant demands twice the device and the others nothing. A flow (`workload.bound`) gives
+the slot time that it could get out of its quota. The figure is the part that its answers in time used.
+`newcomer_s`: three demand 3 times their quotas; after a while the fourth begins, at 0.8 of its quota. The figure is how
+many seconds of its queries it loses in its first four, beyond its loss where all demand that much.
 Of tenants and factors the worst, of seeds the median.
 """
 
@@ -40,7 +40,7 @@ from cotenant.workload.bound import answers_alone, most_answers
 POLICIES = ("shares", "edf")
 NAMES = tuple(each.name for each in FOUR)
 WITHIN, BEYOND, ALONE = 0.8, 3.0, 2.0
-"""Of its share, of the others' shares, and of the whole device: what is asked."""
+"""The demand, as a share of the tenant's quota, of the others' quotas, and of the whole device."""
 ANTAGONIST = "minilm"
 FACTORS, SERVED_FACTORS, QUICK_FACTORS = (1, 2, 5, 10, 20, 50), (1, 5, 50), (1, 10)
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
@@ -116,8 +116,10 @@ def cases(
     lonely: Sequence[str],
     seconds: float,
 ) -> Iterator[dict[str, Any]]:
-    """All that is measured of a policy with one seed. `share` has the rates that make up the tenants' shares; `lonely`
-    are those who ask for the whole device, one by one."""
+    """All measurements of a policy with one seed.
+
+    `share` has the rates that make up the tenants' quotas; `lonely` are the tenants that demand the whole device, one
+    by one."""
     about = {"policy": policy, "seed": seed}
     calm = {name: WITHIN * rate for name, rate in share.items()}
     usual: dict[str, float] = {}
@@ -143,7 +145,7 @@ def cases(
         used = 100 * (answered - own) / (could - own)
         yield {**about, "case": "unused", "tenant": name, "asked": asked, "in_time": answered, "used_pct": used}
     for name in dict.fromkeys((*lonely, NAMES[0])):
-        # A newcomer and a stream of its own: the others' arrivals are the same whoever it is.
+        # A newcomer with a stream of its own: the others' arrivals do not depend on which tenant it is.
         others = {each: BEYOND * rate for each, rate in share.items() if each != name}
         new_s = max(seconds, 3 * NEW_S)
         its = Workload((TenantLoad(name, name, Poisson(calm[name])),), round((new_s - NEW_S) * 1e9), seed=seed + 1000)
@@ -171,7 +173,7 @@ def simulation(
 
 
 def _server(root: Path, inputs: Inputs, slo_ns: Mapping[str, int]) -> Run:
-    """Runs, each by a fresh server that has answered a few queries of everybody."""
+    """Runs, each by a fresh server that has answered a few queries of every tenant."""
 
     def play(
         policy: str, processes: Mapping[str, ArrivalProcess], seed: int, seconds: float

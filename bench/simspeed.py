@@ -100,7 +100,7 @@ def whole_models(policy: str, count: int, load: float) -> dict[str, object]:
 
 
 def segments(count: int) -> dict[str, object]:
-    """ResNet-50 as 54 segments, left and chosen again at every cut (stretch 0), 90 % load."""
+    """ResNet-50 as 54 segments, left and chosen again at every cut (slack share 0), 90 % load."""
     tenant = Tenant("resnet50", 10 * RESNET50_NS, cuts=tuple(range(RESNET50_UNITS + 1)))
     predictor = TablePredictor({"resnet50": table(RESNET50_NS, RESNET50_UNITS)})
     engine = Engine(

@@ -168,7 +168,7 @@ def _moment(folder: Path, situation: str, number: signal.Signals, rng: random.Ra
             elif situation == "start":
                 _await_line(log, b"is measured quickly", process)
             children = set(family(process.pid)[1:])
-            if situation == "stopped":  # of a model that nobody asks
+            if situation == "stopped":  # of a model without clients
                 os.kill(_worker_of(children, "a"), signal.SIGSTOP)
             time.sleep(rng.random() * latest_s)
             children |= set(family(process.pid)[1:])

@@ -1,8 +1,8 @@
 """Cost of running a torch.export archive as segments instead of whole: ResNet-50 in 4, 16 and all units.
 
 On one core of the CPU and, where there is one, on a GPU (there without graphs, the host waiting once at the end).
-Whole and cut runs alternate; the ratio is the median over pairs of runs. onnxruntime runs the same module beside them
-as context: its time is in the table, not in the ratios.
+Whole and cut runs alternate; the ratio is the median over pairs of runs. For context, onnxruntime runs the same module
+beside them. Its time is in the table, not in the ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = "resnet50"
 SEGMENTS = (4, 16, 0)
 """0 stands for one segment a unit."""
 _SUMMARY = 16
-"""The number of segments whose ratio is the figure of the benchmark."""
+"""The number of segments of which the ratio is the figure of the benchmark."""
 _TURNS, _QUICK_TURNS = 40, 8
 _GPU_TURNS = 200
 _WARM_UP = 2

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.device == "cpu":
         # Threads that spin at a barrier take the core from the one that they wait for, as soon as anything else runs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A call into the driver that never returns would outlast any budget; what is in the journal is safe.
+    # A call into the driver that never returns would outlast any budget; results in the journal are safe.
     faulthandler.dump_traceback_later(chosen.budget_s + _GRACE_S, exit=True, file=2)
     try:
         from bench.gpu._session import measure

@@ -54,7 +54,7 @@ class MeasuredGroups(FittedGroups):
 
 
 def believe(context: Context, pair: Sequence[str], items: int, sizes: Sequence[int]) -> GroupedPredictor:
-    """The predictor for a pair in batches of `items`; what is not measured yet is measured now.
+    """The predictor for a pair in batches of `items`; missing latencies are measured now.
 
     Raises MeasureError when something cannot be measured.
     """

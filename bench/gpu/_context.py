@@ -103,7 +103,7 @@ class Context:
         opened, runner = self._open[way]
         now = opened.shares.granted
         if any(each not in now for each in partitions):
-            opened.shares.split(tuple(dict.fromkeys([*now, *partitions])))  # what was there keeps its streams
+            opened.shares.split(tuple(dict.fromkeys([*now, *partitions])))  # shares from before keep their streams
         return runner
 
     @property

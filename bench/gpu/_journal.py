@@ -1,6 +1,6 @@
 """What survives an interruption: finished points as JSON lines, and the time that is left.
 
-`cotenant.measure.campaign` has a journal too, whose measurements never fail and have no steps.
+`cotenant.measure.campaign` has a journal too, but its measurements never fail and have no steps.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from cotenant.graph.dfg import Dfg, Unit
 
 DEFAULT = ("resnet50", "bert_base", "mobilenet_v2", "densenet121", "inception_v3", "ssd_mobilenet")
 HALF = "@fp16"
-"""What the name of a model ends with whose weights and inputs are FP16, channels last."""
+"""Ending of the names of models with weights and inputs in FP16, channels last."""
 TINY = ("tiny_convolutions", "tiny_perceptron")
 """Of no use but to try everything out."""
 SEED = 0
@@ -178,7 +178,7 @@ def _try_build(name: str, folder: str) -> str:
         save_pt2(model, path)
         inputs = {key: [dtype, list(shape)] for key, (dtype, shape) in model.inputs.items()}
         spec = {"inputs": inputs, "limits": dict(model.limits), "batched": model.batched}
-        write_text(Path(folder) / f"{name}.json", json.dumps(spec))  # whoever sees it finds a complete archive
+        write_text(Path(folder) / f"{name}.json", json.dumps(spec))  # whatever sees it finds a complete archive
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ""

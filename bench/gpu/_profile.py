@@ -22,7 +22,7 @@ _POINT = ("p50", "p90", "p95", "p99")
 def write_folder(
     folder: Path, journal: Journal, device: Fingerprint, notes: Sequence[Row], command: str, now: str
 ) -> None:
-    """Write everything anew from the journal. Models that are not open lend their units no estimate of cost."""
+    """Write everything anew from the journal. Models that are not open give their units no estimate of cost."""
     for name in TABLES:
         rows = journal.rows(name)
         if rows:
@@ -51,7 +51,7 @@ def _pack(folder: Path) -> None:
 
 
 def figures(journal: Journal) -> dict[str, float]:
-    """The figures that benchmarks report, those that can be had from what is measured."""
+    """The figures that benchmarks report, as far as the measurements allow."""
     found: dict[str, float] = dict(_serving.gains(journal.rows(_serving.SERVING)))
     found |= _latency.corun_figures(journal.rows(_latency.CORUN))
     found |= _sharing.group_figures(journal.rows(_sharing.GROUPS))

@@ -114,7 +114,7 @@ class CudaRig:
 
     @contextmanager
     def open(self, way: Way) -> Iterator[Opened]:
-        """An executor whose launches may run in what its shares are split into; they may be split on below it."""
+        """An executor for the given shares and for those into which they are split; they may be split on below it."""
         from cotenant.execute.gpu.cuda_streams import CudaStreams
         from cotenant.execute.gpu.sm_shares import open_shares
         from cotenant.execute.torch.executor import TorchExecutor
@@ -130,7 +130,7 @@ class CudaRig:
             self._trim()
 
     def _trim(self) -> None:
-        """Give back what is cached for streams that are gone: it would never be used again."""
+        """Return the cached memory of streams that are gone: it would never be used again."""
         import torch
 
         try:

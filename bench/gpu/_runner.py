@@ -1,7 +1,7 @@
 """Launches as the engine makes them, one, several at once or without pause, and what they took.
 
-Everything goes through the executor that serves, from `start` to `on_end`: that is the latency which a policy plans
-with, the way of inputs to the device and back included. `infer_ns` is what the executor says of the units alone.
+Everything goes through the executor that serves, from `start` to `on_end`. That is the latency which a policy plans
+with, including the copies of inputs and outputs. `infer_ns` is what the executor says of the units alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.execute.protocol import Timing
 from cotenant.work import Share, Work
 
 PATIENCE_S = 30.0
-"""How long a launch may take before the point is given up."""
+"""How long a launch may take before the point is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a launch took: from its start until its end was told, and its units alone; when it ended."""
+    """Times of a launch: from its start until its end was reported, of its units alone, and when it ended."""
 
     latency_ns: int
     infer_ns: int
@@ -105,7 +105,7 @@ class Runner:
         self._count = 0
         self._warmed: set[Job] = set()
         self._took_ns: dict[Job, int] = {}
-        """What is believed of the next launch of a job: when its end is looked for."""
+        """The predicted latency of the next launch of a job: when its end is looked for."""
         self._lock = threading.Lock()
 
     def units(self, model: str) -> int:
@@ -121,7 +121,7 @@ class Runner:
         return self.group([job])[0]
 
     def group(self, jobs: Sequence[Job]) -> list[Ran]:
-        """Run jobs that start together. What comes before their first unit is run before, and not counted."""
+        """Run jobs that start together. Units before their first one are run before, and not counted."""
         runs = [self._prepare(job) for job in jobs]
         for run in runs:
             self._start(run)
@@ -136,7 +136,7 @@ class Runner:
     def warm(self, jobs: Sequence[Job], effort: Effort) -> None:
         """Run jobs that were not run before, each alone, until they are as fast as they get.
 
-        Whatever is measured comes through here first: this is where an executor is told what it will be asked for.
+        Every measurement comes through here first: this call prepares the executor for its jobs.
         """
         began = time.perf_counter()
         for job in dict.fromkeys(jobs):

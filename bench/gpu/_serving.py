@@ -1,9 +1,10 @@
 """Pairs served end to end through the engine: overlap beside fcfs and edf, open loop, Poisson, in real time.
 
-All contenders have the same kind of executor, predictor, drop rule, cuts and arrivals. fcfs and edf run one launch at a
-time on the whole device, "edf, halves" one in each half; overlap forms groups in up to four shares. "edf, streams" has
-two lanes that are plain streams, "edf, 4 streams" four: believed to be as fast as shares of their size, free to use the
-whole device. The SLO of both tenants is twice the latency alone of the slower one, as in Abacus (SC'21, section 7.1).
+All contenders have the same kind of executor, predictor, drop rule, cuts and arrivals. "fcfs" and "edf" run one launch
+at a time on the whole device, "edf, halves" one in each half. "overlap" forms groups in up to four shares. "edf,
+streams" has two lanes that are plain streams, "edf, 4 streams" four. Such lanes are predicted to be as fast as shares
+of their size, and are free to use the whole device. The SLO of both tenants is twice the latency alone of the slower
+one, as in Abacus (SC'21, section 7.1).
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _WORKERS = 8
 def measure(request: Namespace, budget: Budget, tell: Callable[[str], None]) -> tuple[Path, bool]:
     """Measure until all is there or time is over; give the folder, and whether all is there. `request`: see `parse`.
 
-    Raises MeasureError when there is nothing to measure on, an unknown step, or a lost device; what was measured before
-    is in the folder then.
+    Raises MeasureError when there is nothing to measure on, an unknown step, or a lost device. The results so far are
+    in the folder then.
     """
     if importlib.util.find_spec("torch") is None:
         raise MeasureError("torch is missing: choose another interpreter with PYTHON=...")
@@ -73,7 +73,7 @@ def measure(request: Namespace, budget: Budget, tell: Callable[[str], None]) -> 
 
 
 def _folder(request: Namespace, name: str) -> Path:
-    """Where results go. What was measured without a GPU, or with tiny models, never lies among the profiles."""
+    """The folder of results. Those measured without a GPU, or with tiny models, never lie among the profiles."""
     if request.out is not None:
         folder = request.out
     elif request.device == "cuda" and not request.quick:

@@ -1,7 +1,7 @@
 """On which SMs the kernels of each share really run: a kernel that reads the number of its SM, run in every share.
 
-The kernel is PTX, which every driver compiles for its GPU: no compiler has to be there. Each of its blocks takes half
-an SM and stays for a while, so that the blocks of one launch spread over all SMs that they may use.
+The kernel is PTX, which every driver compiles for its GPU without a separate compiler. Each of its blocks takes half an
+SM and stays for a while. So the blocks of one launch spread over all SMs that they may use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WAIT:
 """
 
 LENGTH = 4096
-"""Numbers of SMs that are told apart; they may be higher than the number of SMs."""
+"""Numbers of SMs that can be distinguished; they may be higher than the number of SMs."""
 _STAY_NS = 1_000_000
 _THREADS = 1024
 _BLOCKS_PER_SM = 4
@@ -63,8 +63,9 @@ _BLOCKS_PER_SM = 4
 
 
 FURTHER_ON_9 = 2
-"""cuda.h: on compute capability 9.x kernels of green contexts may use and share so many SMs beside their own, once a
-module with dynamic parallelism is loaded."""
+"""The SMs that kernels of green contexts may use beside their own on compute capability 9.x.
+
+cuda.h: this holds once a module with dynamic parallelism is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """What is installed besides onnxruntime."""
+        """The packages that are installed besides onnxruntime."""
         return FOLDER / f"requirements-{self.package}.txt"
 
     @property
@@ -71,7 +71,7 @@ class Environment:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+    """Free ports of this machine."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

@@ -1,9 +1,9 @@
 """A tuned runtime for MLServer: onnxruntime with one thread a call, no spinning, binary tensors over HTTP.
 
-MLServer's own decoding turns every tensor into a list of Python numbers (its REST front-end takes JSON only), which
-costs more than some of the models. So that the comparison is one of scheduling, requests come in through a custom
-REST handler of MLServer, in the protocol's binary form, and are decoded with numpy. It runs in MLServer's own
-environment and imports nothing of cotenant.
+MLServer's REST front-end takes JSON only. Its own decoding turns every tensor into a list of Python numbers, which
+costs more than some of the models. The comparison is to be one of scheduling. So requests come in through a custom REST
+handler of MLServer, in the protocol's binary form, and are decoded with numpy. It runs in MLServer's own environment
+and imports nothing of cotenant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model of Triton's Python back end: one ONNX file with onnxruntime, one thread a call, no spinning.
 
-The server puts requests into batches, where it was told to; those of one batch run in one call. It runs in the peer's
-own environment and imports nothing of cotenant.
+The server forms batches of requests where it is configured to; those of one batch run in one call. It runs in the
+peer's own environment and imports nothing of cotenant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TritonPythonModel:
         self.outputs = [each.name for each in self.session.get_outputs()]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a batch of requests, whose inputs have one shape but for their rows."""
+        """Answer a batch of requests; their inputs have one shape except for the number of rows."""
         given = [
             {name: backend.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
             for request in requests

@@ -1,8 +1,8 @@
 """Triton Inference Server as a peer: its model repository, and a process of it.
 
-The package `nvidia-pytriton` brings the server's binary with its Python back end, in which `triton_model.py` runs the
-same ONNX files on the same onnxruntime as the others. Its back end for ONNX has no package for this; what it would save
-is one copy of each tensor between two processes.
+The package `nvidia-pytriton` brings the server's binary with its Python back end. There `triton_model.py` runs the same
+ONNX files on the same onnxruntime as the others. Its back end for ONNX has no package for this; it would save one copy
+of each tensor between two processes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _TYPES = {1: "TYPE_FP32", 2: "TYPE_UINT8", 6: "TYPE_INT32", 7: "TYPE_INT64", 9: 
 
 
 class Served(NamedTuple):
-    """A model whose first axis is the rows: its file, how many of them a batch may have, its SLO and what a query takes
-    alone."""
+    """A model with the rows as its first axis: file, largest batch, SLO, and latency of a query alone."""
 
     path: Path
     max_batch: int
@@ -41,8 +40,11 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """As it comes (0), or with dynamic batches and queues that reject: who has waited for this part of the SLO, and who
-    comes when as many wait as could be served one by one in that time."""
+    """Triton as it comes (0), or with dynamic batches and queues that reject.
+
+    A queue rejects requests that have waited for this part of the SLO. It also rejects those that arrive when as many
+    wait as could be served one by one in that time.
+    """
 
     patience: float = 0.0
 

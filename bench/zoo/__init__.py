@@ -55,7 +55,7 @@ _MODULES: dict[str, str] = {
     "vgg16": "plain",
     "vgg19": "plain",
 }
-"""By name of the model: the module of this package whose `DEFINITIONS` has it."""
+"""By name of the model: the module of this package with it in its `DEFINITIONS`."""
 
 NAMES: tuple[str, ...] = tuple(_MODULES)
 """What `make` accepts."""
@@ -172,7 +172,7 @@ def check_name(name: str) -> None:
 
 
 def require_torch() -> None:
-    """Raise ZooError, with what mends it, where torch is not installed."""
+    """Raise ZooError, with the command to install it, where torch is missing."""
     try:
         importlib.import_module("torch")
     except ImportError:

@@ -37,7 +37,7 @@ def anchors(
 
 
 def decode(boxes: Tensor, deltas: Tensor, move: float, stretch: float, side: int) -> Tensor:
-    """Move and stretch `boxes` [..., 4] by `deltas` [..., 4], then clip to the square picture (R-CNN, appendix C).
+    """Move and scale `boxes` [..., 4] by `deltas` [..., 4], then clip to the square picture (R-CNN, appendix C).
 
     Deltas are steps of the centre in sizes of the box times `move`, and of the sides' logarithms times `stretch`.
     """
@@ -62,7 +62,7 @@ def decayed(boxes: Tensor, log_scores: Tensor, labels: Tensor | None = None, sig
     """Return log scores lowered for overlap with better boxes: Matrix NMS, Gaussian (Wang et al., NeurIPS 2020, 3.3).
 
     `boxes` [batch, n, 4], `log_scores` [batch, n] sorted from best to worst, `labels` [batch, n]: boxes of different
-    labels do not compete. Logarithms keep apart scores that all round to 1.
+    labels do not compete. Logarithms keep scores distinct that all round to 1.
     """
     iou = overlaps(boxes)
     if labels is not None:

@@ -27,7 +27,7 @@ class DenseLayer(nn.Sequential):
         super().__init__(*_norm_conv(taken, wide, 1), *_norm_conv(wide, growth, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Concatenate what came and what was made."""
+        """Concatenate the inputs and the new features."""
         made = x
         for layer in self:
             made = layer(made)

@@ -1,9 +1,12 @@
-"""SSD (Liu et al., ECCV 2016) on MobileNet-V2 (Sandler et al., CVPR 2018) as in TensorFlow's model zoo, on VGG16, and
-on ResNet-34 for pictures of 1200 pixels as in MLPerf's inference benchmark.
+"""SSD (Liu et al., ECCV 2016): on MobileNet-V2 as in TensorFlow's model zoo, on VGG16, and on ResNet-34.
+
+The last one is for pictures of 1200 pixels, as in MLPerf's inference benchmark. MobileNet-V2: Sandler et al., CVPR
+2018.
 
 Six feature maps and heads of full 3x3 convolutions. On MobileNet-V2 additional maps come by depthwise separable ones:
 16.818 million parameters once batch normalisation is folded into the convolutions. `SsdDetector` decodes the boxes and
-lowers the scores of overlapping ones (Matrix NMS) for all classes at once, or in a branch of the graph for each class.
+lowers the scores of overlapping ones (Matrix NMS). It does so for all classes at once, or in a branch of the graph for
+each class.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from bench.zoo.seeding import gained
 CLASSES, COCO_CLASSES, VOC_CLASSES = 91, 81, 21
 """COCO's ids, the 80 of them that are in use, and PASCAL VOC's, with the background as 0."""
 SPLIT = 14
-"""Of MobileNet-V2's features: the block whose wide part (576 channels, 1/16 of the size) is the first map."""
+"""The block of MobileNet-V2's features with a wide part (576 channels, 1/16 of the size) that is the first map."""
 ANCHORS = (3, 6, 6, 6, 6, 6)
 EXTRAS = ((256, 512), (128, 256), (128, 256), (64, 128))
 """Per additional map: channels of its 1x1 convolution, and of the map."""
@@ -124,8 +127,8 @@ class LengthNorm(nn.Module):
 class SsdVgg16(nn.Module):
     """SSD300: picture [batch, 3, 300, 300] -> raw boxes [batch, 8732, 4] and class scores [batch, 8732, classes].
 
-    The head of VGG16 is two convolutions, the first of 3x3 taps six pixels apart (section 3), and the first map is
-    brought to length 20 at each place by a norm whose scale is learnt (section 3.1). Order and meaning as in
+    The head of VGG16 is two convolutions, the first with 3x3 taps at a distance of six pixels (section 3). A norm with
+    a learnt scale brings the first map to length 20 at each place (section 3.1). Order and meaning as in
     `SsdMobileNet`, anchors: 38x38 with 4 a cell, 19, 10, 5 with 6, 3 and 1 with 4.
     """
 

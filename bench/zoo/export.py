@@ -27,7 +27,7 @@ _TRACED = 2  # rows: torch takes a dimension of 0 or 1 for a constant
 
 
 class _Named(nn.Module):
-    """A module whose outputs are a dict by name: that is how an archive knows the names of its outputs."""
+    """A module with a dict of outputs by name: that is how an archive knows the names of its outputs."""
 
     def __init__(self, module: nn.Module, outputs: tuple[str, ...]) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class Branches(nn.ModuleList):
 
 
 class Fork(nn.Sequential):
-    """A chain whose end splits into two more branches."""
+    """A chain that splits into two more branches at its end."""
 
     def __init__(self, *chain: nn.Module, ends: tuple[nn.Module, nn.Module]) -> None:
         super().__init__(*chain, Branches(ends))

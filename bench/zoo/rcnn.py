@@ -1,12 +1,12 @@
 """Faster R-CNN (Ren et al., NeurIPS 2015) and Mask R-CNN (He et al., ICCV 2017) on ResNet-50 with a feature pyramid.
 
 The pyramid is that of Lin et al., CVPR 2017. Every shape is fixed: `PROPOSALS` boxes go to the second stage (as in Ren
-et al., section 3.3) and `DETECTIONS` come out, however good they are. Where the papers suppress overlapping boxes one
-after the other, here Matrix NMS (Wang et al., NeurIPS 2020) lowers their scores in parallel, among the best
-`CANDIDATES` by score. A client drops detections below a score of its choice.
+et al., section 3.3) and `DETECTIONS` come out, however good they are. The papers suppress overlapping boxes one after
+the other. Here Matrix NMS (Wang et al., NeurIPS 2020) lowers their scores in parallel, among the best `CANDIDATES` by
+score. A client drops detections below a score of its choice.
 
-The second stage does that for all classes at once or, `by_class`, in a branch of the graph for each class, as the files
-do that older exporters wrote (SIR+, SYSTOR 2022, section 2: fan-outs above 80). The answers are the same.
+The second stage does that for all classes at once or, `by_class`, in a branch of the graph for each class. Files of
+older exporters do the latter (SIR+, SYSTOR 2022, section 2: fan-outs above 80). The answers are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cotenant.zoo.errors import ZooError
 
 CANDIDATES, PROPOSALS, DETECTIONS = 1000, 300, 100
 OUT = -1e9
-"""The logarithm of the score of what is no candidate."""
+"""The logarithm of the score of a box that is no candidate."""
 LEVELS = (2, 3, 4, 5)
 """Of the pyramid: level l is 1 / 2 ** l of the picture's size; proposals also come from 6."""
 MOVE, STRETCH = 10.0, 5.0
@@ -158,7 +158,7 @@ class BoxHead(nn.Module):
         return take(boxes, order), kept.exp(), torch.gather(labels, 1, order)
 
     def _each_class(self, proposals: Tensor, log_scores: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `_all_classes`, in a branch a class: what is worse than a candidate never lowers the candidate's score."""
+        """As `_all_classes`, in a branch a class: a worse box never lowers a candidate's score."""
         every = log_scores.flatten(1)
         worst = torch.topk(every, min(CANDIDATES, every.shape[1])).values[:, -1:].unsqueeze(2)
         log_scores = torch.where(log_scores < worst, OUT, log_scores)

@@ -32,12 +32,12 @@ def build_repository(
 ) -> list[str]:
     """Make `root/<name>/config.toml` and `root/<name>/1/model.<format>` in the root of each format.
 
-    What is there and up to date is left alone, and so is a `config.toml` that was edited. `progress` gets a model's
-    name and what happens to it. Returns the names of the models of which something was written.
+    Files that are up to date are left alone, and so is a `config.toml` that was edited. `progress` gets a model's name
+    and the step. Returns the names of the models of which something was written.
 
     Raises:
-        ZooError: an unknown name (before anything is written), torch or onnxscript is not installed, or a folder
-            holds a model file that the zoo did not write.
+        ZooError: an unknown name (before anything is written). Also where torch or onnxscript is not installed, or a
+            folder holds a model file that the zoo did not write.
     """
     for name in names:
         check_name(name)

@@ -27,7 +27,7 @@ Array = NDArray[np.float32]
 
 
 def gained(module: AnyModule, gain: float) -> AnyModule:
-    """Return the module, told to draw its own weight (not those of its children) `gain` times as large as usual.
+    """Return the module, marked to draw its own weight (not those of its children) `gain` times as large as usual.
 
     For the last layer of a residual branch, say: dozens of them at gain 1 would blow the signal up.
     """
@@ -38,9 +38,9 @@ def gained(module: AnyModule, gain: float) -> AnyModule:
 def seed_weights(module: nn.Module, seed: int) -> None:
     """Overwrite all parameters, and the statistics of batch normalisations; other buffers stay.
 
-    Convolutions get variance 2 / fan-in, for the rectifier behind them (He et al., ICCV 2015, section 2.2), other
-    matrices 1 / fan-in, embeddings 1, normalisations weights near 1, all times the square of `gained`'s factor. Biases
-    are small and not zero, so that an engine that forgets one gives other outputs.
+    Convolutions get variance 2 / fan-in, for the rectifier behind them (He et al., ICCV 2015, section 2.2). Other
+    matrices get 1 / fan-in, embeddings 1, normalisations weights near 1; all times the square of `gained`'s factor.
+    Biases are small and not zero, so that an engine that forgets one gives other outputs.
     """
     with torch.no_grad():
         for prefix, part in module.named_modules():

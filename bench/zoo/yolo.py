@@ -16,8 +16,8 @@ WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 1024)
 class TinyYoloV2(nn.Module):
     """Picture [batch, 3, 416, 416] -> raw grid [batch, 5 * (4 + 1 + classes), 13, 13].
 
-    Per anchor of a cell: x, y, w, h, objectness and the classes' scores, before sigmoid, exponential and softmax, which
-    are left to the client, as is the suppression of overlapping boxes.
+    Per anchor of a cell: x, y, w, h, objectness and the classes' scores. Sigmoid, exponential, softmax and the
+    suppression of overlapping boxes are left to the client.
     """
 
     def __init__(self, widths: tuple[int, ...] = WIDTHS, classes: int = CLASSES) -> None:

@@ -85,7 +85,7 @@ def with_plans(policy: str, lanes: tuple[Share, ...], drop: DropRule) -> Policy:
 
 
 class World:
-    """A driver in virtual time with one tenant a stage. `times_ms` is what is believed, `real_ms` what happens."""
+    """A driver in virtual time with one tenant a stage. `times_ms` are predicted latencies, `real_ms` the real ones."""
 
     def __init__(
         self,

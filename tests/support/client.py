@@ -1,4 +1,4 @@
-"""A server in the process of the tests: who asks it, who watches it, and whether its books balance."""
+"""A server in the process of the tests: its clients, its observers, and the check that its books balance."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Watch:
 
 
 class SharedLoader(Loader):
-    """A loader whose child serves the loads of many servers, one after the other: to start a child takes 0.5 s."""
+    """A loader with one child that serves the loads of many servers in turn: starting a child takes 0.5 s."""
 
     def cancel(self) -> None:
         """Servers come and go; its child ends when it is idle."""

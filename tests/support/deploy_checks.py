@@ -1,4 +1,4 @@
-"""The manifests under deploy/: reading them, and what has to hold of one and between several."""
+"""The manifests under deploy/: reading them, and the rules that hold for one and between several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 VERSIONS = ("1.30", "1.37")
-"""Kubernetes: the first that knows every field in use, and the last whose schemas are at hand."""
+"""Kubernetes: the first version that knows every field in use, and the last one with schemas at hand."""
 _KSERVE = {"ServingRuntime": "kserve-serving-runtime.json", "InferenceService": "kserve-inference-service.json"}
 _OF_MODEL = ("modelFormat", "runtime", "protocolVersion", "storageUri")
 """Fields of an InferenceService's model; the others are those of a container."""

@@ -58,7 +58,7 @@ class Case:
     picky: tuple[Tensors, Tensors]
     """Inputs of the tenant picky that run, and ones that fail."""
     fails: Callable[[bool], None] = field(default=lambda _: None)
-    """Told before a launch whether it must fail."""
+    """Is asked before a launch whether it must fail."""
     kept: Callable[[], int] = lambda: 0
     """How many queries and batches the executor holds tensors of."""
 
@@ -162,7 +162,7 @@ def process_case(folder: Path) -> Iterator[Case]:
 
 @contextmanager
 def simulated_case(folder: Path, base: Callable[[TablePredictor], World] = TableWorld) -> Iterator[Case]:
-    """The world is told which launch fails; queries get their own inputs back."""
+    """The world is given the launches that fail; queries get their own inputs back."""
     table = LatencyTable((LatencyRow(0, 1, 1, 100_000),), (1.0,) * 6)
     world = base(TablePredictor({"cnn": table, "picky": LatencyTable((LatencyRow(0, 1, 1, 50_000),))}))
     clock = RealClock()

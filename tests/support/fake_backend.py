@@ -95,11 +95,11 @@ class FakeBackend:
         self.requests: list[InferRequest] = []
         self.cancelled: SimpleQueue[int] = SimpleQueue()
         self.shut: dict[str, ServeError] = {}
-        """Why no query of a model is taken, as front-ends are told before the body."""
+        """Why no query of a model is taken, as front-ends learn it before the body."""
         self.told: list[tuple[str, ServeError]] = []
         """Requests that were refused before they were queries."""
         self.replies: set[int] = set()
-        """Queries whose answers were ready to be written."""
+        """Queries with answers that were ready to be written."""
         self._unloaded: set[str] = set()
         self._numbers = itertools.count(1)
         self._counts: Counter[str] = Counter()
@@ -307,7 +307,7 @@ def together(
 class CountingBackend:
     """Passes everything on to another backend and counts `done` calls, of which every accepted query must get one.
 
-    An answer is then told of as written, or its query is withdrawn.
+    An answer is then reported as written, or its query is withdrawn.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -370,7 +370,7 @@ class CountingBackend:
             self._changed.notify_all()
 
     def settled(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every accepted query has ended and is told of; return whether each ended exactly once."""
+        """Wait until every accepted query has ended and is reported; return whether each ended exactly once."""
         with self._changed:
             return self._changed.wait_for(self._is_settled, timeout_s) and self.twice == 0
 

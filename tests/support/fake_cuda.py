@@ -1,8 +1,12 @@
 # ruff: noqa: N802 -- the names are those of the driver
 """A CUDA driver that is not there: the functions of `cuda.bindings.driver` that shares need, over counted objects.
 
-It holds its callers to the rules of the real one: only groups of one split may be joined, streams of a green context
-must not block, a context must be current where the driver asks for one, and nothing is used after it was destroyed.
+It holds its callers to the rules of the real one:
+
+- only groups of one split may be joined;
+- streams of a green context must not block;
+- a context must be current where the driver asks for one;
+- nothing is used after it was destroyed.
 """
 
 from __future__ import annotations

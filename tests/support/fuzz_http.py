@@ -1,4 +1,4 @@
-"""HTTP requests whose heads, frames and bodies are damaged, between two good ones on one connection."""
+"""HTTP requests with damaged heads, frames and bodies, between two good ones on one connection."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _chunked(rng: random.Random, body: bytes, *, is_damaged: bool) -> bytes:
 
 @dataclass
 class Exchange:
-    """What came back on a connection. `is_open`: the server may be asked again there."""
+    """The answers on a connection. `is_open`: it accepts further requests."""
 
     answers: list[tuple[int, dict[bytes, bytes], bytes]] = field(default_factory=list)
     is_open: bool = True
@@ -195,8 +195,9 @@ class Exchange:
 def exchange(
     connection: socket.socket, rng: random.Random, requests: bytes, count: int, is_waiting: Callable[[], bool]
 ) -> Exchange:
-    """Send requests in pieces and read their answers: `count` of them, or until the server closes the connection, or
-    `is_waiting` for what will not come."""
+    """Send requests in chunks and read their answers: `count` of them, or until the server closes the connection.
+
+    With `is_waiting` it waits for an answer that will not come."""
     found, received, at = Exchange(), b"", 0
     connection.settimeout(WAIT_S)
     try:
@@ -211,7 +212,7 @@ def exchange(
         received = _read(received, found.answers)
         if len(found.answers) >= count and not received and found.answers[-1][1].get(b"connection") != b"close":
             return found
-        is_idle = is_waiting()  # before it reads: what was written by then is read
+        is_idle = is_waiting()  # before it reads: answers written by then are read
         try:
             piece = connection.recv(1 << 16)
         except TimeoutError:

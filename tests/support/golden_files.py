@@ -1,4 +1,4 @@
-"""Golden files: what was decided once, kept byte for byte. `pytest --bless` keeps what is decided now instead."""
+"""Golden files: decisions of an earlier run, kept byte for byte. `pytest --bless` keeps the present ones instead."""
 
 from __future__ import annotations
 

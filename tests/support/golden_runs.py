@@ -1,4 +1,4 @@
-"""Runs whose traces are golden: an engine that is told more than its driver tells it, and groups without a fit."""
+"""Runs with golden traces: an engine that gets more events than its driver hands it, and groups without a fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOISE = 0.1
 
 @dataclass(frozen=True)
 class Change:
-    """A run: what is told to the core at which time, besides what happens by itself."""
+    """A run: the events that the core gets at given times, besides those that happen by themselves."""
 
     policy: Policy
     events: Sequence[tuple[int, Event]] = ()
@@ -54,7 +54,7 @@ class Change:
 
 
 class Interrupted:
-    """An engine that is told events at the first instant from their times on, after what the driver tells it then."""
+    """An engine that gets events at the first instant from their times on, after those of the driver."""
 
     def __init__(self, engine: Driven, events: Sequence[tuple[int, Event]], log: Log | None) -> None:
         self.policy = engine.policy
@@ -69,7 +69,7 @@ class Interrupted:
 
     @property
     def left(self) -> int:
-        """Events that were never told."""
+        """Events that were never delivered."""
         return len(self._events)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -87,8 +87,10 @@ class Interrupted:
 
 
 class Crowded(FittedGroups):
-    """Believes that a group takes what its longest member takes alone, and a share of what the others do: whole
-    nanoseconds, where a fitted predictor adds up vectors as the machine likes it best."""
+    """Predicts that a group takes the time of its longest member alone, and a share of the times of the others.
+
+    These are whole nanoseconds, where a fitted predictor adds up vectors in an order that depends on the machine.
+    """
 
     def __init__(self, percent: int, quantile: float) -> None:
         self.percent = percent

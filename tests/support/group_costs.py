@@ -48,7 +48,7 @@ def grouped_costs(
     interference: Interference | None = None,
     slower: Mapping[int, float] | None = None,
 ) -> TableCosts:
-    """Costs of one type of device, whose partitions of `size` know groups; other sizes take `slower` times as long."""
+    """Costs of one type of device with groups in partitions of `size`; other sizes take `slower` times as long."""
     factors = {size: 1.0, **(slower or {})}
     tables = {
         model: {

@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that does what it is told to, for calls of gRPC on one connection."""
+"""A client of HTTP/2 that sends given frames, for calls of gRPC on one connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def message(data: bytes, flag: int = 0) -> bytes:
 
 
 class H2Client:
-    """One connection. What comes is kept by stream: header fields of the answer and its trailers, and data."""
+    """One connection. Incoming frames are kept by stream: header fields of the answer and its trailers, and data."""
 
     def __init__(self, port: int, window: int = 65_535, *, acknowledges: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)

@@ -12,7 +12,7 @@ DEPTH = 22
 
 
 def expanding_constant() -> onnx.ModelProto:
-    """x and the sum of a constant of 8 GB that is told by its shape."""
+    """x and the sum of a constant of 8 GB that is given by its shape."""
     s = Sketch()
     one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     many = s.op("ConstantOfShape", s.constant(np.array([2_000_000_000])), value=one)

@@ -21,7 +21,7 @@ from kernels import a_compiler
 
 
 def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) -> KernelChoice:
-    """Kernels for all that a model asks for, kept as what was chosen for it."""
+    """Kernels for all units of a model, kept as its choice."""
     compiler, store = a_compiler(), store_of(cache)
     with CompiledModel.open(path, cache_dir=cache) as model:
         problems = [each for unit in model.planner(shapes, store.target.lanes).problems().values() for each in unit]

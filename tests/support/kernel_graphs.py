@@ -81,7 +81,7 @@ def network(path: Path) -> None:
 
 
 def products(path: Path) -> None:
-    """Products over rows of numbers, whose bias is added behind them, beside what kernels do not do."""
+    """Products over rows of numbers with a bias added behind them, beside operators without kernels."""
     w = Writer()
     first = w.op("Add", w.op("MatMul", "x", w.normal(20, 33)), w.normal(33))
     shaped = w.op("Reshape", first, w.constant([0, 0, 3, 11], np.int64))
@@ -92,7 +92,7 @@ def products(path: Path) -> None:
 
 
 def pooled(w: Writer) -> list[str]:
-    """A pool whose last window begins in the padding, which ONNX counts and onnxruntime does not."""
+    """A pool with a last window that begins in the padding, which ONNX counts and onnxruntime does not."""
     body = w.conv("x", 8, 24, 1)
     pool = w.op("MaxPool", body, kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1], ceil_mode=1)
     return [w.op("GlobalAveragePool", w.conv(pool, 24, 8, 1))]

@@ -13,7 +13,7 @@ from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Oc
 
 
 def random_table(rng: random.Random, name: str, units: int, batch: int) -> KernelTable:
-    """Units whose time and need grow with the rows, from half of the whole on: needs in 32nds, shares in 16ths."""
+    """Units with times and needs that rise with the rows, from half of all on: needs in 32nds, shares in 16ths."""
     shape = (units, batch)
     whole = np.array([[rng.randint(4, 60)] for _ in range(units)]) * 1000.0
     rows = np.arange(1, batch + 1) / batch

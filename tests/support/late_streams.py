@@ -1,7 +1,7 @@
-"""A device whose streams run what is submitted to them later, in any order that events allow, as a GPU does.
+"""A device with streams that run submitted work later, in any order that events allow, as a GPU does.
 
-What is captured, and copies, run on a thread of the device, which picks among the streams by a seed. Until then their
-results are not there. What runs eagerly is computed at once, whatever the streams have not done by then.
+Captured work, and copies, run on a thread of the device, which picks among the streams by a seed. Until then their
+results are not there. Eager work is computed at once, whatever the streams have not done by then.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from cotenant.wire.oip import MESSAGES, SERVICE
 
 Answer = tuple[int, str] | tuple[int, str, Ending]
 """200 for a result, and its outputs as JSON. Else the HTTP status, or the number of the gRPC status code, the text, and
-the ending that is told beside it."""
+the ending that is reported beside it."""
 
 
 @dataclass

@@ -153,7 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.draining = False
         self.suspended: set[str] = set()
 
-    # --- what can happen ---------------------------------------------------------------------------------------
+    # --- events that can happen --------------------------------------------------------------------------------
 
     @rule(
         tenant=st.sampled_from([*TENANTS, "wide", "wide", "stranger"]),
@@ -323,7 +323,7 @@ class EngineMachine(RuleBasedStateMachine):
         return "running" if any(launch.batch == batch for launch in self.running.values()) else "paused"
 
     def expiry(self, query: Query) -> int | None:
-        """When a live query has to be given up, as things stand."""
+        """When a live query has to be dropped, as things stand."""
         known = [] if query.expiry_ns is None else [query.expiry_ns]
         if self.policy.spec.drop is not DropRule.NONE and self.place(query.id) not in ("running", "enqueued"):
             known.append(query.deadline_ns)
@@ -339,7 +339,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen[why] += 1
 
     def compute(self, event: Event) -> Launch | None:
-        """What an executor does before it says that a launch has ended; and what follows for those in its batch."""
+        """The executor's work before a launch is reported as ended, and its effects on the batch."""
         if isinstance(event, TenantSuspended) and event.tenant in self.tenants:
             busy = {launch.batch for launch in self.running.values()}
             for number, (tenant, _, _) in list(self.batches.items()):
@@ -433,7 +433,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert is_refused
 
     def check_probe(self, probe: Probe, event: Event) -> None:
-        """From now on it is another query: with a late deadline, a time-out at its own, and merged with nobody."""
+        """From now on it is another query: with a late deadline, a time-out at its own, and merged with no other."""
         assert isinstance(event, QueryArrived)
         query = event.query
         assert probe.query == query.id

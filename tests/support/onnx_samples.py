@@ -148,7 +148,7 @@ def many_ports() -> onnx.ModelProto:
 
 
 def branching(stateful: bool = True) -> onnx.ModelProto:
-    """If whose branches use values and weights of the graph around them; an LSTM whose state goes in and out."""
+    """An If with branches that use outer values and weights; an LSTM with its state as input and output."""
     s = Sketch()
     s.op("Tanh", s.op("MatMul", "x", s.weight(8, 8, name="before")), out="h")
     s.weight(8, 8, name="outer_weight")

@@ -100,7 +100,7 @@ def check_answers(
     ways: Sequence[Way],
     cuts: tuple[int, ...] = (),
 ) -> None:
-    """Run a batch each way; unload the model, write over what is free, and compare with what `answer` gives.
+    """Run a batch each way; unload the model, write over free memory, and compare with the result of `answer`.
 
     `feeds` makes inputs of a seed and a number of rows.
     """

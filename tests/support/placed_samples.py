@@ -19,12 +19,12 @@ WIDTH = 4
 
 
 def open_placed(path: Path, **given: Any) -> PlacedModel:
-    """A model of ONNX that placements can be told to."""
+    """A model of ONNX that can be given placements."""
     return PlacedModel(SegmentedModel.open(path, **given))
 
 
 def random_model(seed: int, size: int) -> onnx.ModelProto:
-    """Products with weights, sums and others, each of what some before it made; what nobody reads is an output."""
+    """Products with weights, sums and others, each of earlier outputs; an output without a reader is the model's."""
     rng = Random(seed)
     s = Sketch(seed)
     made, read = ["a", "b"], set()
@@ -66,7 +66,7 @@ def placement(model: PlacedModel, units: list[tuple[str, str]], cores: int = 2) 
 
 
 def graph_of(problem: PlacementProblem) -> Dfg:
-    """The graph whose units are the tasks of a problem, and whose tensors are theirs."""
+    """The graph with the tasks of a problem as its units, and their tensors as its own."""
     tensors = problem.graph.tensors
     operators = []
     for at, task in enumerate(problem.graph.tasks):

@@ -21,7 +21,7 @@ BRANCHES = (2, 4, 5, 6, 13)
 
 
 def open_placed_torch(path: Path, **given: Any) -> PlacedTorch:
-    """A torch model that placements can be told to."""
+    """A torch model that can be given placements."""
     return PlacedTorch(TorchModel.open(path, **given))
 
 

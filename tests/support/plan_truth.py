@@ -1,9 +1,9 @@
-"""What becomes of a plan, found without the checker: it is laid out, and run by the core under `duty_cycle`.
+"""The effects of a plan, found without the checker: it is laid out, and run by the core under `duty_cycle`.
 
 Every slot is a tenant of its own here, which sends as many rows as the slot promises to take. They wait as long as the
-promise allows from the beginning: at first a lane is busy for a whole duty cycle, and then each round lasts one, as a
-filler that never ends takes what the batches leave. In the world launches slow each other down by the factor of what
-really runs beside them at each instant.
+promise allows from the beginning. At first a lane is busy for a whole duty cycle. Then each round lasts one, as a
+filler without end takes the time that the batches leave. In the world launches slow each other down by the factor of
+the launches that really run beside them at each instant.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def truth(
 
 
 def _misplaced(plan: Plan, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs) -> list[str]:
-    """What cannot even be laid out, on one device of the inventory after the other."""
+    """The slots that cannot even be laid out, on one device of the inventory after the other."""
     models = {load.tenant: load.model for load in loads}
     left = list(devices)
     wrong = []
@@ -147,7 +147,7 @@ class Beside:
 
 
 def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequence[float]) -> list[str]:
-    """Who is late on one device, when every slot gets what it promises to take, as evenly as that goes.
+    """The tenants that are late on one device, when every slot gets the rows that it promises to take, evenly.
 
     `phases` say by which share of its duty cycle the rounds of each partition begin before those of phase 0.
     """
@@ -155,7 +155,7 @@ def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequenc
     lanes, rounds, tenants, queries = [], [], [], []
     of: dict[str, Load] = {}
     idle: dict[str, int] = {}
-    """What keeps a lane busy and touches nobody, and for how long."""
+    """The filler that keeps a lane busy without interference, and for how long."""
     tables: dict[str, LatencyTable] = {}
     longest = max(partition.duty_ns for partition in device.partitions)
     end_ns = (2 + _ROUNDS) * longest

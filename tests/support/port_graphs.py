@@ -1,4 +1,4 @@
-"""Random models whose outputs are early, constant, inputs, or one tensor twice, and a check of their answers."""
+"""Random models with outputs that are early, constant, inputs, or one tensor twice, and a check of their answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def onnx_answer(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Arrays:
 
 
 def spoil(arrays: Mapping[str, Any]) -> list[Any]:
-    """Collect what is free and write over memory of such sizes as these arrays have. Keep the result meanwhile."""
+    """Collect free memory and write over blocks of such sizes as these arrays have. Keep the result meanwhile."""
     gc.collect()
     sizes = sorted({array.nbytes for array in arrays.values()})
     return [np.full(max(1, size + extra), 0x5A, np.uint8) for size in sizes for extra in (0, 64) for _ in range(40)]

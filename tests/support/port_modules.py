@@ -1,4 +1,4 @@
-"""Modules of torch whose outputs are early, views, weights, an input, or one tensor twice."""
+"""Modules of torch with outputs that are early, views, weights, an input, or one tensor twice."""
 
 from __future__ import annotations
 

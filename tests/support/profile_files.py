@@ -20,8 +20,9 @@ def save_current(root: Path, profile: Profile) -> None:
 
 
 def write_profile(path: Path, latencies_ns: Mapping[str, Mapping[int, Mapping[int, int]]], kind: str = "cpu") -> Path:
-    """A profile that says these latencies, by model, cores (or percents) and rows, at every quantile; that of a
-    repository is of its models as they are."""
+    """A profile with these latencies, by model, cores (or percents) and rows, at every quantile.
+
+    That of a repository is of its models as they are."""
     models = {
         model: ModelProfile(
             "digest",

@@ -39,7 +39,7 @@ def check_chunks(
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """A copy that gives these tensors, whose types are left to onnxruntime."""
+    """A copy that gives these tensors; onnxruntime finds their types."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     del made.graph.output[:]

@@ -29,8 +29,9 @@ from strict_engine import StrictEngine as Engine
 
 
 class Books:
-    """See above. `make` gives a policy; `seen` counts what is reached; queries bring `rows` rows, of which one is
-    chosen, and have `slo_ns`, too."""
+    """See above. `make` gives a policy; `seen` counts the reached states.
+
+    Queries bring a number of rows that is drawn from `rows`, and have `slo_ns`."""
 
     rows: tuple[int, ...] = (1, 1, 2, 3)
     slo_ns: tuple[int, ...] = (10**6,)

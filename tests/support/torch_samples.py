@@ -133,7 +133,7 @@ class Tiny(nn.Module):
 
 
 class Chooses(nn.Module):
-    """Control flow on a value, and a result whose shape depends on values."""
+    """Control flow on a value, and a result with a shape that depends on values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Worker processes under a ProcessExecutor: what it told, and the ends of its launches."""
+"""Worker processes under a ProcessExecutor: its reports, and the ends of its launches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Heard(logging.Handler):
 
 
 class Host:
-    """A ProcessExecutor, what it told, and the ends of its launches."""
+    """A ProcessExecutor, its reports, and the ends of its launches."""
 
     def __init__(self, folder: Path, limits: WorkerLimits = PROMPT) -> None:
         self.executor = ProcessExecutor(0, limits)
@@ -112,7 +112,7 @@ Hosts = Callable[..., Host]
 
 
 def gone(pid: int) -> None:
-    """Wait for the end of a process that may be nobody's child here."""
+    """Wait for the end of a process that may not be a child of this one."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the first scripts share: a device or the cores to rehearse on, models, captured work, and tables.
+"""What the first scripts share: a device, or cores for a trial run, models, captured work, and tables.
 
 Run as a script it makes the archives of all models, in processes of their own.
 """

@@ -1,4 +1,4 @@
-"""The GPU as the first scripts use it, and the cores of this machine behind the same calls, to rehearse them."""
+"""The GPU as the first scripts use it, and the cores of this machine behind the same calls, for trial runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _cuda: Any = torch.cuda  # its stubs leave out half of the types
 
 
 class _Now:
-    """A mark of a CPU: what was submitted before it has run."""
+    """A mark of a CPU: all work submitted before it has run."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()

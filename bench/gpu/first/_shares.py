@@ -13,7 +13,7 @@ from bench.gpu._stats import plain
 
 
 def divisions(groups: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of each share: halves, quarters, one share, and uneven ones; what does not divide is left over."""
+    """Groups of each share: halves, quarters, one share, and uneven ones; a remainder is left over."""
     half, quarter = groups // 2, groups // 4
     rest = groups - quarter
     asked = (half, half), (quarter,) * 4, (groups,), (quarter, rest), (rest // 2, quarter, rest // 2)

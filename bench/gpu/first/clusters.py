@@ -1,7 +1,7 @@
 """Whether products of matrices can be captured in shares. Table: clusters-NAME.csv.
 
-cuBLASLt chooses kernels whose blocks form clusters; a share may be too small for them. NAME says under which
-environment it runs: try it as it is, and with `DISABLE_ADDMM_CUDA_LT=1`, `CUBLASLT_HEURISTICS_CACHE_CAPACITY=0`.
+cuBLASLt chooses kernels with clusters of blocks; a share may be too small for them. NAME says under which environment
+it runs: try it as it is, and with `DISABLE_ADDMM_CUDA_LT=1`, `CUBLASLT_HEURISTICS_CACHE_CAPACITY=0`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
         for order, (kind, dtype) in product(("shares first", "whole first"), KINDS.items()):
             shares = parts if order == "shares first" else parts[::-1]
             for (into, out), tokens in product(LAYERS, TOKENS):
-                # other sizes in the second order: what was chosen for a product may be remembered
+                # other sizes in the second order: the kernel chosen for a product may be remembered
                 tokens += order == "whole first"
                 layer = torch.nn.Linear(into, out, device=script.device.name, dtype=dtype)
                 given = torch.randn(tokens, into, device=script.device.name, dtype=dtype)

@@ -1,7 +1,7 @@
 """Two to eight models side by side as graphs, on plain streams, by priority, and in halves. Table: pairs.csv.
 
-SECONDS bounds it. `gain` is the time of what was done when done in turn on the whole device, over the time that it took
-together. Slowdowns are of the first model: time from end to end of its runs, over its time alone on the whole device.
+SECONDS bounds it. `gain` compares the same runs: their time in turn on the whole device over their time together.
+Slowdowns are of the first model: time from end to end of its runs, over its time alone on the whole device.
 """
 
 from __future__ import annotations

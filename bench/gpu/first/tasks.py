@@ -1,7 +1,7 @@
 """Units of models on the GPU and on cores, and the bytes between them. Table: tasks.csv.
 
 NAME... are the models. A row is one unit in one place: `ms` on the GPU is the time of the device, launched ahead of it;
-on so many cores it is that of the call. `edges` has, by unit whose results it reads (-1: an input), the bytes.
+on cores it is that of the call. `edges` has the bytes by producing unit (-1: an input).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ DEVICES: Mapping[str, Mapping[int, str]] = {
     "mig2g": {2: MIG2G},
     "mig4g": {4: MIG4G},
 }
-"""What was released: networks by size of group, of the whole device (none for four) and of its slices."""
+"""The released networks: by size of group, of the whole device (none for four) and of its slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Network:
             x = x @ matrix + bias
             if number < len(self.layers) - 1:
                 x = np.maximum(x, 0.0)
-        # The network was never told that a short group takes time: some answers for one operator are not positive.
+        # The network never learnt that a short group takes time: some answers for one operator are not positive.
         return np.maximum(x[:, 0], 0.05)
 
 
@@ -66,9 +66,9 @@ class A100:
     """Group latencies of a device by its networks, one for each size of group; that of pairs answers groups of one too.
 
     A tenant is a model, its shape numbers the sequence length, items are the batch. `files` are networks by size of
-    group, instead of those that were released for `device` (see DEVICES) or beside them; `count` keeps the first
-    models of the data, for which nothing was released but what `files` has. The networks were fitted apart and do not
-    agree with each other; `ordered` lets no group be quicker than any part of it.
+    group, instead of those that were released for `device` (see DEVICES) or beside them. `count` keeps the first models
+    of the data; for these nothing was released but the contents of `files`. The networks were fitted separately and do
+    not agree with each other; `ordered` lets no group be quicker than any part of it.
 
     Raises BenchError when files are not there or do not fit, and for a group that no network was fitted for.
     """
@@ -93,7 +93,7 @@ class A100:
             raise BenchError(f"{count} models: the released networks know {len(known)}; give K=FILE for groups of K")
         self._networks: dict[int, Network] = {}
         self._known: dict[Group, float] = {}
-        for size in files or ():  # what was asked for has to fit; what was released is looked for when it is needed
+        for size in files or ():  # requested networks have to fit; released ones are looked for when needed
             self.network(size)
 
     def network(self, size: int) -> Network:

@@ -1,9 +1,9 @@
-"""What nobody could beat: bounds of clairvoyant schedulers that know all arrivals and every latency.
+"""Upper bounds on any schedule: clairvoyant schedulers that know all arrivals and every latency.
 
-Prices are put on kinds of queries such that no group of whole queries takes less time than its members' prices add up
-to (the dual of the linear programme that fills a device with groups). Whatever a schedule answers in time in some
-interval is then worth no more than the interval is long, and a second linear programme says how many queries that can
-be, each of them divisible at will. Queries are not merged here and models not cut.
+Prices are put on kinds of queries such that no group of whole queries takes less time than the sum of its members'
+prices. They are the dual of the linear programme that fills a device with groups. So the answers in time of any
+schedule in some interval have a value of at most the interval's length. A second linear programme says how many queries
+that can be, each of them divisible at will. Queries are not merged here and models not cut.
 """
 
 from __future__ import annotations

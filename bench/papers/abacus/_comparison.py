@@ -1,7 +1,7 @@
 """Overlap against fcfs, sjf and edf, weak as in Abacus (SC'21) and strong, for sets of models that share one device.
 
-Every set is a task for a process of its own: all policies at the paper's two loads, and the largest rate at which 99 %
-are answered in time, beside bounds that no schedule can beat.
+Every set is a task for a process of its own, with all policies at the paper's two loads. It also has the largest rate
+at which 99 % are answered in time, beside bounds that no schedule can beat.
 """
 
 from __future__ import annotations

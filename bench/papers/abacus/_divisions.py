@@ -26,7 +26,7 @@ _MEMORY = 40 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Mixed(Setting):
-    """Models whose queries come in these shares."""
+    """Models with queries in these shares."""
 
     weights: tuple[float, ...] = ()
 
@@ -67,8 +67,10 @@ class Divided:
 
 
 class World(NamedTuple):
-    """The three slices, and what was fitted to samples of each. `alone_at` and `few_at` say where between the bounds
-    1g.5gb and groups of less than four on 4g.20gb are."""
+    """The three slices, and the predictors fitted to samples of each.
+
+    `alone_at` and `few_at` say where between the bounds 1g.5gb and groups of less than four on 4g.20gb are.
+    """
 
     alone_at: float
     few_at: float
@@ -77,7 +79,7 @@ class World(NamedTuple):
 
 
 class Believed(NamedTuple):
-    """What is believed of a slice as a world to try a plan in."""
+    """The predicted latencies of a slice as a world to try a plan in."""
 
     of: Slice
     predictor: GroupPredictor

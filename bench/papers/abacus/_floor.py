@@ -19,9 +19,9 @@ _POINTS = 5
 def monotone_floor(world: A100, pair: tuple[str, str]) -> tuple[float, list[Group]]:
     """Least mean relative error, in per cent, of functions that never fall with units or rows; and its grid of groups.
 
-    The first model of the pair runs from one of a few units to its end, the other between any two of a few; both at
-    all batches. Isotonic regression for the relative L1 norm: minimise sum |f - y| / y subject to f(a) <= f(b) for all
-    neighbours a below b. Exact, whatever form the function has.
+    The first model of the pair runs from one of a few units to its end. The other runs between any two of a few units.
+    Both run at all batches. Isotonic regression for the relative L1 norm: minimise sum |f - y| / y subject to f(a) <=
+    f(b) for all neighbours a below b. Exact, whatever form the function has.
     """
     lead, other = world.operators(pair[0]), world.operators(pair[1])
     starts = sorted({round(at) for at in np.linspace(0, lead - 1, _POINTS)}, reverse=True)

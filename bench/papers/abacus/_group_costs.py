@@ -1,4 +1,4 @@
-"""What a planner is told of the simulated A100: latencies alone and of groups of whole models, by the networks."""
+"""The costs of the simulated A100 for a planner: latencies alone and of groups of whole models, by the networks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEAN_LENGTH = 2
 class NetworkGroups:
     """Groups of distinct whole models, for which there is a network. Implements GroupTimes.
 
-    The networks were fitted apart and to medians that are not monotone: a group counts as no quicker than any part of
+    The networks were fitted separately, to medians that are not monotone: a group counts as no quicker than any part of
     it. The members have parts of the device in name only: the measured models had all of it, in streams.
     """
 
@@ -72,7 +72,7 @@ class NetworkCosts(TableCosts):
         return super().latency_ns(Work(work.tenant, 0, padded(work.items)), size, device)
 
     def batches(self, model: str) -> Sequence[int]:
-        """See Costs: what was measured, nothing between."""
+        """See Costs: only measured sizes, nothing between."""
         super().batches(model)
         return BATCHES
 

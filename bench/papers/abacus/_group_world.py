@@ -1,4 +1,4 @@
-"""A world whose groups take what a given function says, as a whole: all launches of a group end together."""
+"""A world of groups with latencies by a given function, as a whole: all launches of a group end together."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from cotenant.sim.scenario import Assumptions
 from cotenant.types import ANSWERS
 
 _CLIPPED = 0.01
-"""Share of the launches at each end whose ratio counts as that of the last one inside: stalls of the whole machine."""
+"""Share of the launches at each end with a ratio clipped to that of the last one inside: stalls of the machine."""
 _LEAST = 0.01
 """Slowness is at least this, whatever a stalled run shows."""
 _NORMAL_P90, _NORMAL_P95 = 1.2816, 1.6449
@@ -44,14 +44,14 @@ _WAYS = 2
 class Service:
     """Measured in one served run.
 
-    `launch_ns` is what a launch takes from its decision to the event of its end, less the time that the model runs;
-    the mean. `front_end_ns` is processor time of everything but the lanes, server and client, over the queries that
-    arrived. The wire is what a client sees of an answered query beyond the time from its arrival to its answer in the
-    core: `wire_ns` is the median, `shortest_wire_ns` the 5th percentile, and `wire_noise` the deviation of the
-    logarithm of what exceeds half of the shortest, by its median and 90th percentile.
-    `slowness` is, by tenant, the time that the model runs over what the profile says, both summed over launches.
-    `noise` is the deviation of the logarithm of that from launch to launch: from successive differences within a
-    tenant (von Neumann 1941), since a slow drift of the machine is no noise of launches, and beliefs follow it.
+    `launch_ns` is the mean time of a launch from its decision to the event of its end, less the time that the model
+    runs. `front_end_ns` is processor time of everything but the lanes, server and client, over the queries that
+    arrived. The wire is the latency of an answered query at the client, less the time from its arrival to its answer in
+    the core. `wire_ns` is the median, `shortest_wire_ns` the 5th percentile. `wire_noise` is the deviation of the
+    logarithm of the excess over half of the shortest, by its median and 90th percentile.
+    `slowness` is, by tenant, the time that the model runs over the profile's latency, both summed over launches.
+    `noise` is the deviation of the logarithm of that from launch to launch. It comes from successive differences within
+    a tenant (von Neumann 1941). A slow drift of the machine is no noise of launches, and predictions follow it.
     `busy_share` is the share of the lanes' time in which launches were under way. `reply_ns` is the 95th percentile of
     the time from the end of a query to its written answer, as the server has learnt it; 0 where it learns none.
     """
@@ -204,8 +204,11 @@ Launched = tuple[dict[str, Any], int]
 def _read_trace(
     path: Path, sent: int
 ) -> tuple[dict[str, list[tuple[int, int]]], list[Launched], dict[int, int], int, int]:
-    """(number, time) of the arrivals by tenant, launches with their durations, answered queries' ends, time spanned,
-    and what the last margin has for the way of answers."""
+    """Figures of one run.
+
+    (number, time) of the arrivals by tenant, launches with their durations, answered queries' ends, time spanned, and
+    the last margin for the way of answers.
+    """
     reply_ns = 0
     _, records = trace.read(path)
     arrivals: list[tuple[int, int, str]] = []

@@ -1,17 +1,17 @@
-"""Slices of the A100 (MIG) as worlds: what is known of them from networks, and what has to be assumed.
+"""Slices of the A100 (MIG) as worlds: known latencies from networks, and assumed ones between bounds.
 
 Networks were released for pairs on a 2g.10gb slice and for groups of four on a 4g.20gb slice, of four models. Nothing
-was for a 1g.5gb slice, nor for fewer than four on a 4g.20gb one. What those take lies between two bounds, and a drawn
-number from 0 (the lower one) to 1 says where: no figure of theirs is a measured one, nor fitted to one.
+was for a 1g.5gb slice, nor for fewer than four on a 4g.20gb one. Their latencies lie between two bounds, and a drawn
+number from 0 (the lower one) to 1 says where. No figure of theirs is a measured one, nor fitted to one.
 
-* Alone on 2g.10gb: the network of pairs, asked for one as that of the whole device is; but no more than beside one
-  operator of another model, where that is less. (For BERT it is, by half; the network was never shown groups of one.)
+* Alone on 2g.10gb: the network of pairs, asked for one as that of the whole device is. The latency is at most that
+  beside one operator of another model. (For BERT it is less, by half; the network was never shown groups of one.)
 * Alone on 1g.5gb, half of that in SMs and memory: from as quick as on 2g.10gb to twice its time.
-* One to three on 4g.20gb: from as quick as on the whole device, to what its two halves would take side by side, or the
-  network of four beside one operator of each model that is missing, where that is less.
+* One to three on 4g.20gb: from as quick as on the whole device to the lesser of two times. One is that of its two
+  halves side by side. The other is the network of four beside one operator of each missing model.
 
-A group is never quicker than its parts, nor slower on a slice than on its halves: networks were fitted apart, and where
-they contradict that the larger slice gives way.
+A group is never quicker than its parts, nor slower on a slice than on its halves. Networks were fitted separately;
+where they contradict that, the larger slice gives way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Real = npt.NDArray[np.float64]
 SIZES = (1, 2, 4)
 """Of the slices, in sevenths of the SMs: 1g.5gb, 2g.10gb, 4g.20gb (Table 3). Four, two or one of them are as much."""
 TARGETS = {1: "mig_1in4", 2: "mig_2in4", 4: "mig_4in4"}
-"""Experiments whose QoS targets they have."""
+"""Experiments with the QoS targets of these slices."""
 
 
 class Slice:
@@ -139,5 +139,5 @@ class Slice:
 
 
 def _first(name: str) -> Member:
-    """The shortest piece of a model that a network knows."""
+    """The shortest segment of a model that a network knows."""
     return Member(Work(name, 0, 4, 0, 1), 1)

@@ -44,7 +44,7 @@ class Value(NamedTuple):
 
     is_feasible: bool
     spares_all: bool
-    """Whether who is left out can still be in time after it."""
+    """Whether a candidate that is left out can still be in time after it."""
     rate: float
     """Time that the finished work would take query by query and alone, over the predicted latency of the group."""
 
@@ -65,12 +65,13 @@ def value_of(asked: Asked, jobs: Sequence[GroupJob], latency_ns: int) -> Value:
 
 
 class Published:
-    """The paper's search: the query with the least headroom whole, then the others in the order of theirs, each as far
-    as the prediction stays within the headroom of the first.
+    """The paper's search: the query with the least headroom whole, then the others in the order of their headroom.
 
-    A round predicts groups for `ways` places at once, evenly spread over those that are still possible: first how many
-    queries are in it whole, then up to which operator the next one is. With `scans` it tries one operator after the
-    other, as Figure 12 begins. `rounds` counts the predictions of the last search.
+    Each further query runs as far as the prediction stays within the headroom of the first.
+
+    A round predicts groups for `ways` places at once, evenly spread over those that are still possible. It first looks
+    for how many queries are in it whole, then for the operator at which the next one ends. With `scans` it tries one
+    operator after the other, as Figure 12 begins. `rounds` counts the predictions of the last search.
     """
 
     def __init__(self, ways: int, *, scans: bool = False) -> None:
@@ -105,7 +106,7 @@ class Published:
         return _choice(asked, tuple(chosen), latency, latest)
 
     def _most(self, low: int, high: int, latencies: Callable[[Sequence[int]], Sequence[int]], room_ns: int) -> int:
-        """The largest number up to `high` whose prediction fits, taking it that smaller ones fit then; `low` does."""
+        """The largest number up to `high` with a prediction that fits. `low` fits, and so does any below a fit."""
         while low < high:
             left = high - low
             if self.scans:
@@ -129,8 +130,8 @@ class Published:
 def exhaustive(asked: Asked, thinned: bool = False) -> tuple[Choice, Value]:
     """The group of the highest value among all that the first candidate leads.
 
-    All choices of members among what waits, one a tenant, and all cuts of each; with `thinned` those that our search
-    may use, which are few enough for groups of three.
+    The choices are all sets of members among the waiting queries, one a tenant, and all cuts of each. With `thinned`
+    they are those that our search may use, which are few enough for groups of three.
     """
     best: tuple[Value, tuple[GroupJob, ...], int] | None = None
     found = _all_jobs(asked, thinned)

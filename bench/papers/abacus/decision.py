@@ -1,13 +1,13 @@
 """How long the overlap policy takes to choose a group: eight tenants, 64 queries waiting, a fitted predictor.
 
-The next group is chosen while the present one runs, again after every arrival: every such call of `Engine.handle` is
-timed on its own with the monotonic clock, and so is the call that ends a group and starts the next one. Tenants are
-those of the benchmark `decision`, with batches; the predictor is fitted to groups of a made-up device, which decides
-nothing here but which members win. As in the server, likely groups are predicted ahead of time, which takes what the
-last column says, and the collector of cyclic garbage is frozen and off.
+The next group is chosen while the present one runs, again after every arrival. Every such call of `Engine.handle` is
+timed on its own with the monotonic clock. So is the call that ends a group and starts the next one. Tenants are those
+of the benchmark `decision`, with batches. The predictor is fitted to groups of a made-up device, which only decides
+which members win. As in the server, likely groups are predicted ahead of time, and the last column has the time for it.
+The collector of cyclic garbage is frozen and off.
 
-The machine is slower for a second now and then. Choices are taken in parts of a ninth of them, some half a second each,
-and the 99th percentile is that of the median part; that of all together is shown beside it.
+The machine is slower for a second now and then. Choices are taken in parts of a ninth of them, some half a second each.
+The 99th percentile is that of the median part; that of all together is shown beside it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         "choosing p50 us",
         "p99 us, median part",
         "of all",
-        "starting what was chosen p50 us",
+        "starting the chosen group p50 us",
         "p99 us",
         "members",
         "ahead of time ms",

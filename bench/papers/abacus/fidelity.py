@@ -1,14 +1,14 @@
 """Fidelity of the simulator: the same arrivals through a real server and through the simulator, side by side.
 
 Four quick-start tenants over HTTP, open loop, at 0.8, 1.2 and 2 times the measured capacity. The simulator runs the
-same core and policy, believes as the server does (a profile of this machine, corrected by what it observes), and lives
-in the contention world as calibrated here. What a server costs besides its models (launches, front-ends, the wire,
-slowness and noise in service) is measured in runs of their own with other arrivals and at other loads, before and after
-each run that is compared: it is not fitted to those. Each run is simulated several times with other noise, and the
-outcomes are taken together: what a simulator foretells is a distribution. Below capacity the 99th percentile rests on
-few slow queries, so those runs are longer. Errors are of the attainment (points) and of the 99th percentile of all
-answered queries (%). In hindsight, with the costs of the very run that is compared, the drift of the machine is left
-out: what remains is what the simulator lacks.
+same core and policy. It predicts as the server does, from a profile of this machine that observations correct. Its
+world is the contention world as calibrated here. A server costs time besides its models: launches, front-ends, the
+wire, slowness and noise in service. That is measured in runs of their own with other arrivals and at other loads,
+before and after each compared run. It is not fitted to those. Each run is simulated several times with other noise, and
+the outcomes are taken together: a simulator predicts a distribution. Below capacity the 99th percentile rests on few
+slow queries, so those runs are longer. Errors are of the attainment (points) and of the 99th percentile of all answered
+queries (%). In hindsight means with the costs of the compared run itself. That leaves out the drift of the machine, and
+the remaining error is that of the simulator.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POLICIES: dict[str, dict[str, bool]] = {
     "edf_plain": {"cautious": False},
     "overlap": {"barrier": False},
 }
-"""What is compared: policies, by the first part of these names, and their options."""
+"""The compared policies, by the first part of these names, and their options."""
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = {0.8: 0.7, 1.2: 1.4, 2.0: 2.4}, {1.2: 1.4}
 """The loads that are compared, each with the one at which its costs are measured. That is on the same side of capacity:
@@ -141,7 +141,7 @@ class _Bench:
         return rows
 
     def section(self, policy: str) -> PolicySection:
-        """What is configured for one of those that are compared."""
+        """The configuration of one compared policy."""
         return self.settings.policy.over(policy.split("_")[0], POLICIES[policy], NAME)
 
     def calibrate(

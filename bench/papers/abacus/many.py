@@ -1,10 +1,10 @@
 """Three and four models on one simulated A100: overlap against fcfs, sjf and edf, as in section 7.4 of Abacus (SC'21).
 
-The same experiment as `abacus-pairs`, for the four models of that section: triples in the world of the released
+The same experiment as `abacus-pairs`, for the four models of that section. Triples run in the world of the released
 networks for one and two, and for three at once. The paper's quadruple ran on the whole device, of which no network for
 four was released: it is judged where one is given (`--predictor-file 4=FILE`).
-The networks for two and for three were fitted apart and do not agree: half of the groups of three take less time than
-two of their members. So largest rates are shown again in a world where no group is quicker than a part of it.
+The networks for two and for three were fitted separately and do not agree. Half of the groups of three take less time
+than two of their members. So largest rates are shown again in a world where no group is quicker than a part of it.
 Errors of predictors for groups of three, and of four on a 4g.20gb slice, stand beside the paper's.
 """
 
@@ -77,7 +77,7 @@ HEADLINES = (
         PAPER[3, "violation_reduction"][-1],
     ),
     Headline(
-        "three models: rate with 99 % in time over the best baseline's, nobody merges",
+        "three models: rate with 99 % in time over the best baseline's, without merging",
         "max_rate_gain_triples_no_merging",
         "x",
         "simulated A100; baselines drop by the same predictions; the paper has answers at 100/s over edf's; "
@@ -86,7 +86,7 @@ HEADLINES = (
         bound="capacity_gain_bound",
     ),
     Headline(
-        "the same, everybody merges",
+        "the same, all merge",
         "max_rate_gain_triples_all_merging",
         "x",
         "simulated A100; as above; bound: full batches",

@@ -1,11 +1,11 @@
 """Pairs of models on one simulated A100: overlap against fcfs, sjf and edf, weak as in Abacus (SC'21) and strong.
 
-The device is the network of weights that the paper's authors released, with run-to-run noise of the size they report;
-nothing here was measured on a GPU. The policy believes a predictor that was fitted to samples of it, never the network
-itself. Queries have a random batch (4 to 32 rows) and sequence length and the paper's target for their pair.
+The device is the network of weights that the paper's authors released, with run-to-run noise of the size they report.
+Nothing here was measured on a GPU. The policy predicts by a predictor that was fitted to samples of it, never by the
+network itself. Queries have a random batch (4 to 32 rows) and sequence length and the paper's target for their pair.
 (a) As in the paper: fcfs, sjf and edf run query by query and drop one only when it is past its target.
 (b) The baselines drop by prediction too, with the same predictor. Overlap also merges queries of one tenant. That is
-shown in three ways: overlap as it is against baselines that run query by query, nobody merges, everybody merges.
+shown in three ways: overlap as it is against baselines that run query by query, without merging, all merge.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ PAPER_THROUGHPUT = paper_figure("Abacus", "headline", "vs state of the art", "th
 
 HEADLINES = (
     Headline(
-        "fewer violations at 50/s, nobody merges queries",
+        "fewer violations at 50/s, without merging",
         "violation_reduction_strong_no_merging_pct",
         "%",
         "simulated A100; baselines drop by the same predictions",
         PAPER_VIOLATIONS,
     ),
     Headline(
-        "the same, everybody merges",
+        "the same, all merge",
         "violation_reduction_strong_all_merging_pct",
         "%",
         "simulated A100; baselines drop by the same predictions",
         PAPER_VIOLATIONS,
     ),
     Headline(
-        "rate with 99 % in time over the best baseline's, nobody merges",
+        "rate with 99 % in time over the best baseline's, without merging",
         "max_rate_gain_strong_no_merging",
         "x",
         "simulated A100; the paper has the gain in answers at 100/s; bound: full devices, whole queries",
@@ -63,7 +63,7 @@ HEADLINES = (
         bound="capacity_gain_bound",
     ),
     Headline(
-        "the same, everybody merges",
+        "the same, all merge",
         "max_rate_gain_strong_all_merging",
         "x",
         "simulated A100; as above; bound: full batches",

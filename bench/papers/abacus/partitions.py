@@ -1,15 +1,15 @@
 """Several tenants in one partition, in groups or in turn: the largest rates that plans serve, on simulated A100s.
 
 Not in the paper. Sets of two, three and four tenants are drawn for one device of the released networks, and of six for
-two; each tenant has a model of its own, the largest QoS target that the paper gives to a pair of the set, and a rate
-whose share of the device is drawn. The planner `ours` is asked for the largest multiple of all rates that it can plan
-(to 1 %), once with groups among its costs and once without: then the slots of a round run in turn. Batches are those
-that were measured, in both. Groups are of two models, and of three where the network for three was fitted for them.
-Sets of which nothing can be planned in turn do not count in the mean.
+two. Each tenant has a model of its own, and the largest QoS target that the paper gives to a pair of the set. Its rate
+is drawn as a share of the device. The planner `ours` finds the largest multiple of all rates that it can plan (to 1 %).
+It does so once with groups among its costs and once without. Without groups the slots of a round run in turn. Batches
+are the measured ones, in both. Groups are of two models, and of three where the network for three was fitted for them.
+Sets without any plan in turn do not count in the mean.
 
-What is planned is written to a plan file, read again and checked there (`checked_violations`); then both plans are
-simulated (`simulate_plan`), each with Poisson arrivals of single rows at its own rates: what is planned without
-headroom is full, so that some of them are late.
+Each plan is written to a plan file, read again and checked there (`checked_violations`). Then both plans are simulated
+(`simulate_plan`), each with Poisson arrivals of single rows at its own rates. A plan without headroom is full, so that
+some rows are late.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class _Best:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was planned for a set; rates are rows a second of all tenants. `worst` are shares of the tenant that is
-    answered in time the least, when both plans are simulated."""
+    """The plans of a set; rates are rows a second of all tenants.
+
+    `worst` are the shares of the tenant with the fewest answers in time, when both plans are simulated.
+    """
 
     models: tuple[str, ...]
     devices: int
@@ -155,7 +157,7 @@ def _checked(best: _Best, costs: Costs, devices: int) -> tuple[str, ...]:
 
 
 def _attained(best: _Best, costs: Costs, rows: int) -> tuple[float, float]:
-    """Answered in time, as a share of all and of the tenant whose share is the least; 0 without a plan."""
+    """Answered in time, as a share of all and of the tenant with the least share; 0 without a plan."""
     if best.plan is None:
         return 0.0, 0.0
     seconds = rows / sum(load.rate_per_s for load in best.loads)

@@ -1,9 +1,9 @@
 """How well the latency of a group of segments is predicted, beside Abacus (SC'21, section 5.5).
 
-Groups of pairs of the paper's seven models are drawn as in the paper (instance-based, 2000 samples a pair) from the
-network of weights that the authors released, with the run-to-run deviation that they report (4.53 %), and the median of
-a few runs is learnt. Linear regression, SVM and the paper's MLP (three layers of 32) see the paper's input; ours sees
-units. Errors are against the latency without noise, on groups that no fit has seen.
+Groups of pairs of the paper's seven models are drawn as in the paper (instance-based, 2000 samples a pair). The device
+is the network of weights that the authors released, with the run-to-run deviation that they report (4.53 %). The median
+of a few runs is learnt. Linear regression, SVM and the paper's MLP (three layers of 32) see the paper's input; ours
+sees units. Errors are against the latency without noise, on groups that no fit has seen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOISE = 0.0453
 RUNS = 100
 """Runs a group, of which the median is learnt, as in the paper."""
 BEST = FitSettings(monotone=Monotone.NOTHING, width=64, steps=20_000)
-"""What fits this world best. It is not monotone itself: one more operator lowers its latency in 12 % of the steps."""
+"""The best fit for this world. It is not monotone itself: one more operator lowers its latency in 12 % of the steps."""
 QUICK = FitSettings(monotone=Monotone.NOTHING, steps=2500, hidden_steps=200)
 A_PAIR = 2000
 _TEST = 6000
@@ -144,7 +144,7 @@ def in_scikit_learn(kind: str) -> Any:
 
 
 def inference_us(predictor: OverlapPredictor, groups: Sequence[Group]) -> tuple[float, float]:
-    """Median and 99th percentile of a call with 64 candidates whose members are known."""
+    """Median and 99th percentile of a call with 64 candidates with known members."""
     candidates = [group for group in groups if len(group) == 2][:_CANDIDATES]
     predictor.group_ns(candidates)
     taken = []

@@ -1,13 +1,13 @@
 """Pairs of real models on this machine: overlap against fcfs, sjf, edf and MLServer, at 0.8, 1.2 and 2 times capacity.
 
-All pairs of five quick-start models, one query a request over HTTP, open loop, Poisson, each tenant asking for the same
-share of work. Our servers drop by prediction, have a worker process a tenant and differ in their policy alone; overlap
-has groups measured and a predictor fitted before, and is cautious edf where these say that it needs no barrier.
+All pairs of five quick-start models, one query a request over HTTP, open loop, Poisson. Each tenant demands the same
+share of work. Our servers drop by prediction, have a worker process a tenant and differ in their policy alone. Overlap
+has groups measured and a predictor fitted before. It is tail-aware edf where these say that it needs no barrier.
 MLServer has no drop rule; spinning is off everywhere. All servers are up all the time, and the runs of a pair take
 turns, with the same arrivals. Capacity is measured for each pair as the rate of a closed loop under fcfs without drops,
-with the client on the same cores. Single runs of a few seconds differ by many points whoever serves, so that overlap
-and edf, which are compared, run several times in turns. MLServer goes on computing what nobody waits for any more: it
-runs last, and the next run waits until the machine is idle.
+with the client on the same cores. Single runs of a few seconds differ by many points with any server. So overlap and
+edf, which are compared, run several times in turns. MLServer goes on computing requests that were cancelled: it runs
+last, and the next run waits until the machine is idle.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def _show(console: Console, rows: Sequence[dict[str, Any]], summary: Mapping[str, float]) -> None:
     names = list(dict.fromkeys(row["contender"] for row in sorted(rows, key=lambda row: _order(row["contender"]))))
-    table = Table(title="Answered within the SLO, as a share of what was offered (goodput/s)")
+    table = Table(title="Answered within the SLO, as a share of the offered queries (goodput/s)")
     table.add_column("pair")
     for column in ("load", "offered/s", *names, "overlap - edf"):
         table.add_column(column, justify="right")

@@ -1,14 +1,15 @@
 """Four models on slices of one A100 (MIG): each alone, pairs on halves, all on one; section 7.5 of Abacus (SC'21).
 
 Four 1g.5gb slices, two of 2g.10gb or one of 4g.20gb have as many SMs and as much memory. Networks were released for
-pairs on 2g.10gb and for groups of four on 4g.20gb; all else lies between bounds (see `_slices`), so worlds are drawn
-from between them and at their ends, and figures are medians over worlds, with their range. Nothing here was measured.
+pairs on 2g.10gb and for groups of four on 4g.20gb; all else lies between bounds (see `_slices`). So worlds are drawn
+from between the bounds and at their ends. Figures are medians over worlds, with their range. Nothing here was measured.
 (a) As in the paper, with every policy: violations at 50 queries/s, answers in time at 100/s, the largest rate at 99 %.
-(b) Our own planner plans each division from what was fitted to samples of the world: which tenants share which slice,
-and which of them start together. Plans are of rows that come one by one; a query of 32 of them is most of its target on
-a small slice. So each plan is simulated in what is believed, as `cotenant simulate` does before a plan is used, and the
-division that bears the largest rate there is the one to use. That is right where no division serves 5 % more in the
-world, planned by us or as in the paper, by overlap. What the rates of the plans alone would say is shown beside.
+(b) Our own planner plans each division from predictors fitted to samples of the world. It chooses which tenants share
+which slice, and which of them start together. Plans are of rows that come one by one; a query of 32 of them is most of
+its target on a small slice. So each plan is simulated with the predicted latencies, as `cotenant simulate` does before
+a plan is used. The division that bears the largest rate there is the one to use. The choice is right where no division
+serves 5 % more in the world, planned by us or as in the paper, by overlap. The rates of the plans alone are shown
+beside.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ STEP, QUICK_STEP = 1.02, 1.06
 DRAWN = 3
 """Worlds that are drawn, besides the ends."""
 TIED = 1.05
-"""Simulated rates within this factor of each other are not told apart."""
+"""Simulated rates within this factor of each other count as equal."""
 NAMES = {1: "each alone", 2: "pairs", 4: "all on one"}
 MIXES: dict[str, tuple[float, ...]] = {"even": (0.25,) * 4} | {
     f"more {name}": tuple(0.55 if each == name else 0.15 for each in FOUR) for name in FOUR
@@ -60,7 +61,7 @@ MIXES: dict[str, tuple[float, ...]] = {"even": (0.25,) * 4} | {
 _PAIRINGS = ((0, 1), (0, 2), (0, 3))
 _QUICK_RATED = ("overlap", "overlap, no merging", "edf")
 _BELIEVED_SEED = 100
-"""Of the first arrivals with which plans are tried in what is believed: others than those of the world."""
+"""Of the first arrivals with which plans are tried on predicted latencies: others than those of the world."""
 _SOURCES = (abacus, core, planning, search, ordered, overlap, groups)
 _shared: dict[str, Any] = {}
 
@@ -145,7 +146,7 @@ def _at_two_loads(
     in_time = sum(result.answered for result in results) / sum(result.offered for result in results)
     return {
         "violations_50": 1 - in_time,
-        # Of the slice with the longest; a slice may answer nobody.
+        # Of the slice with the longest; a slice may have no answers.
         "p99_over_target_50": max(result.p99_ms for result in results if not math.isnan(result.p99_ms)) / target_ms,
         "goodput_100": statistics.mean(sum(each.answered / each.seconds for each in run) for run in full),
     }
@@ -158,7 +159,7 @@ def _groups(plan: Plan) -> str:
 
 
 class Task(NamedTuple):
-    """What is simulated at once: a world, by where it lies between the bounds, and a mix of models."""
+    """One unit of simulation: a world, by where it lies between the bounds, and a mix of models."""
 
     place: tuple[float, float]
     mix: str
@@ -167,12 +168,12 @@ class Task(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was said of one world and mix, and what the simulations of the world say; rates by size of slice."""
+    """The predictions for one world and mix, and the simulations of the world; rates by size of slice."""
 
     planned: dict[int, float]
     """The largest rate for which there is a plan."""
     believed: dict[int, float]
-    """The largest that the plan bears in what is believed."""
+    """The largest rate that the plan bears on predicted latencies."""
     simulated: dict[int, float]
     """The most that overlap serves on the division, planned by us or as in the paper."""
     ours: float
@@ -324,8 +325,8 @@ def _show(console: Console, rows: Sequence[Mapping[str, Any]], summary: Mapping[
         table.add_row(policy, *figures)
     console.print(table)
     judged = Table(
-        title="Largest rates of divisions by our planner (each alone / pairs / all on one): by the plan, in what is "
-        "believed, and in the world (overlap, all merge)"
+        title="Largest rates of divisions by our planner (each alone / pairs / all on one): by the plan, as "
+        "predicted, and in the world (overlap, all merge)"
     )
     for column in ("1g between", "few on 4g between", "mix", "plan", "believed", "world", "by plan", "to use", "right"):
         judged.add_column(column, justify="right" if "between" in column else "left")
@@ -344,7 +345,7 @@ def _show(console: Console, rows: Sequence[Mapping[str, Any]], summary: Mapping[
     console.print(judged)
     for row in rows:
         if row.get("planned_rate") and row["mix"] == "even":
-            console.print(f"{row['division']}: {row['tenants']}; start together: {row['groups'] or 'nobody'}")
+            console.print(f"{row['division']}: {row['tenants']}; start together: {row['groups'] or 'none'}")
     for key, value in summary.items():
         console.print(f"{key} {value:.3f}")
     console.print(

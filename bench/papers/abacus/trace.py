@@ -2,12 +2,12 @@
 
 Each device is the A100 of the released networks and gets a sixteenth of the queries; the target is 100 ms. It has a
 pair of ResNet-101, ResNet-152, VGG-19 and BERT, or all four as in the paper. No network of the whole device for groups
-of four was released: of the four models at most three overlap, unless one is given (`--predictor-file 4=FILE`).
-The trace asks for 9 queries a second and device, which none of these devices would notice. It is therefore scaled, so
-that its mean is a given share of what the device does when it runs queries one by one, and shown at several shares.
-Each minute is replayed for some seconds at its rate.
-The Clockwork-like policy runs one launch at a time in the order of latest start and refuses what will be late; both
-policies drop by prediction, with the same predictor, and are shown with and without merging of queries.
+of four was released. So at most three of the four models overlap, unless one is given (`--predictor-file 4=FILE`).
+The trace has 9 queries a second and device, which is next to no load here. It is therefore scaled to several means,
+each a given share of the device's rate when it runs queries one by one. Each minute is replayed for some seconds at its
+rate.
+The Clockwork-like policy runs one launch at a time in the order of latest start and refuses queries that will be late.
+Both policies drop by prediction, with the same predictor, and are shown with and without merging of queries.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ SEED = 1
 PAPER_GAIN = paper_figure("Abacus", "Fig 22", "16 V100 cluster, MAF trace", "throughput gain over Clockwork, average")
 HEADLINES = (
     Headline(
-        "more answered in time than Clockwork, nobody merges queries",
+        "more answered in time than Clockwork, without merging",
         "answered_gain_1_25_pct",
         "%",
         "simulated A100s instead of V100s with a pair of models each; the trace at 1.25 times what they do one by one",
         PAPER_GAIN,
     ),
-    Headline("the same, everybody merges", "answered_gain_merging_1_25_pct", "%", "as above", PAPER_GAIN),
+    Headline("the same, all merge", "answered_gain_merging_1_25_pct", "%", "as above", PAPER_GAIN),
     Headline(
-        "four models a device as in the paper, nobody merges",
+        "four models a device as in the paper, without merging",
         "answered_gain_four_1_25_pct",
         "%",
         "as above; groups of three at most",

@@ -1,15 +1,16 @@
 """Searching for a group in 1, 2, 4 and 8 ways, as Abacus (SC'21, section 7.7) does and as ours does, beside all groups.
 
-Decisions are taken from simulated runs of pairs of models on the A100 of the released network, at the rate of a device
-that runs queries one by one; nobody merges. At every so many decisions with a choice each search is asked the same. All
-believe the same fitted predictor, and none is given answers that are remembered, as those of a server would be. The
-exhaustive search tries every other model's waiting queries beside the most urgent one, both up to every operator.
-Quality is the rate of the chosen group (the time its work would take alone, over its predicted latency) as a share of
-the best one's. It is 0 where the choice leaves somebody too late whom the best one spares, and where it is infeasible.
-That is our policy's aim; the paper's is to pack as many operators into the headroom as fit, which is shown beside: the
-units chosen over those that a scan of every place finds. What a choice is worth in the end is the largest rate at which
-99 % are in time, for three pairs: each search serves the same queries, charged the same time a decision. The best group
-of every decision is not the best for the run: it may cut the most urgent query, which then runs longer in all.
+Decisions are taken from simulated runs of pairs of models on the A100 of the released network. The rate is that of a
+device that runs queries one by one; no queries are merged. Every so many decisions with a choice, all searches solve
+the same one. All use the same fitted predictor, without remembered answers as a server would have. The exhaustive
+search tries every other model's waiting queries beside the most urgent one, both up to every operator.
+Quality is the rate of the chosen group (the time its work would take alone, over its predicted latency). It is a share
+of the best group's rate. It is 0 where the choice is infeasible. It is also 0 where the choice makes a query too late
+that the best group keeps in time. That is our policy's aim. The paper's is to pack as many operators into the headroom
+as fit. For that, the chosen units over those of a scan of every place are shown beside. The final value of a choice is
+the largest rate at which 99 % are in time, for three pairs. Each search serves the same queries, charged the same time
+a decision. The best group of every decision is not the best for the run. It may cut the most urgent query, which then
+runs longer in all.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ COUNT, QUICK_COUNT = 2000, 1000
 RATE_SEEDS = (1, 2)
 """Of the runs in the search for the largest rate."""
 SOME_PAIRS = (("resnet50", "bert"), ("resnet101", "resnet152"), ("inception_v3", "vgg16"))
-"""Those of the quick form, and those whose largest rates are looked for."""
+"""Those of the quick form, and those with a search for the largest rate."""
 EVERY = 5
 """Decisions from one that is compared to the next."""
 _MOST = 3
@@ -84,7 +85,7 @@ def _ours(ways: int) -> Search:
 
 
 class Unremembered(GroupedPredictor):
-    """Asks what was fitted every time, and counts the calls."""
+    """Asks the fitted model every time, and counts the calls."""
 
     calls = 0
 
@@ -131,7 +132,7 @@ class Observer:
     def compare(self, asked: Asked) -> None:
         """A row for each search, with the exhaustive one before them."""
         thinned = len(asked.splits.by_members) > 2
-        for search in self.searches.values():  # what is known of single launches would be for the first one's account
+        for search in self.searches.values():  # latencies of single launches would count for the first one
             search(*asked)
         found = {name: self._timed(search, asked) for name, search in self.searches.items()}
         began, calls = perf_counter_ns(), self.predictor.calls

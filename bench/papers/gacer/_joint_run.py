@@ -1,8 +1,8 @@
-"""What really happens when models that start together run by a plan on a device of kernels (`_kernel_world`).
+"""Simulation of models that start together and run by a plan on a device of kernels (`_kernel_world`).
 
-Each member has a host that issues its kernels in order, those of chunks in turn, far ahead of the device; a barrier
-lets it go on when all has ended and it was synchronised. The first part of a chunk stays in its member's stream, the
-others run in streams of their own. What puts rows together again is a kernel that copies.
+Each member has a host that issues its kernels in order, those of chunks in turn, far ahead of the device. A barrier
+lets the host go on when all has ended and the host was synchronised. The first part of a chunk stays in its member's
+stream, the others run in streams of their own. A kernel that copies joins the rows again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Piece:
     ready_ns: int = 0
     missing: int = 0
     then: list[tuple[int, int]] = field(default_factory=list)
-    """Which pieces wait for it, and how long after its end they are ready."""
+    """The segments that wait for it, and how long after its end they are ready."""
 
 
 class JointWorld:
@@ -126,7 +126,7 @@ class JointWorld:
         begins: dict[tuple[int, int], list[int]],
         ends: dict[tuple[int, int], list[int]],
     ) -> None:
-        """Add the pieces of a member, one behind the other, and note which begin and end at which units."""
+        """Add the segments of a member, one after the other, and note which begin and end at which units."""
         size, batch, device = costs.table.size, plan.members[member].batch, self._device
         chunks = {
             unit: chunk for chunk in plan.chunks if chunk.member == member for unit in range(chunk.start, chunk.end)

@@ -1,4 +1,4 @@
-"""What plans of a set really come to in a world: found on what is believed, played on what is true."""
+"""Judgement of plans of a set in a world: found on predicted costs, played on the real ones."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Effort:
 
 
 def rules_of(drawn: Drawn) -> Occupancy:
-    """What is believed of a world's device: its rule is one of ours, whatever the world's is."""
+    """The predicted costs on a world's device: its rule is one of ours, whatever the world's is."""
     device = drawn.device
     admission = tuple(Admission)[drawn.believed]
     return Occupancy(device.launch_ns, device.gap_ns, device.sync_ns, device.event_ns, admission, Issuing.MEMBER)
 
 
 def mistaken(tables: Sequence[KernelTable], drawn: Drawn) -> list[KernelTable]:
-    """What is believed of kernels where profiles are off: every unit's time and need by a factor of its own."""
+    """The predicted costs of kernels where profiles are off: every unit's time and need by a factor of its own."""
     random = np.random.default_rng((28, drawn.seed, 1))
     made = []
     for table in tables:
@@ -81,7 +81,7 @@ def _held(table: KernelTable, device: KernelDevice) -> Column:
 
 
 def judge_set(joint: JointSet, drawn: Drawn, effort: Effort) -> dict[str, Any]:
-    """A row: makespans in ms of what is named, and how far searches went."""
+    """A row: makespans in ms by name, and how far searches went."""
     tables = joint.tables(drawn)
     world, rows = JointWorld(tables, drawn.device), [table.batch for table in tables]
     rules = rules_of(drawn)

@@ -1,10 +1,10 @@
-"""A world of one GPU whose launches run beside each other, each as a stream of kernels, in order.
+"""A world of one GPU with launches that run beside each other, each as a stream of kernels, in order.
 
-A kernel is a unit of a launch for its rows. It asks for slots (`KernelTable.need`), as blocks that each hold theirs for
-as long as they last, and are never moved; for operations and for bandwidth, which are shared max-min fairly between the
-launches that run. Launches are issued by hosts of their own: a kernel reaches the device when it was issued, which
-takes `launch_ns` for each, and `gap_ns` after the one before it in its launch has ended. What then begins is said by
-the rule of admission. Nothing is known here of what anybody believes about it.
+A kernel is a unit of a launch for its rows. It needs slots (`KernelTable.need`), as blocks that each hold theirs for as
+long as they last, and are never moved. It also needs operations and bandwidth, which are shared max-min fairly between
+the running launches. Launches are issued by hosts of their own. A host takes `launch_ns` to issue each kernel, and the
+kernel reaches the device then. It begins `gap_ns` after the one before it in its launch has ended, at the earliest. The
+rule of admission says which kernels begin. Nothing here depends on predictions.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ MOST_WAVES = 4
 
 
 class Admission(StrEnum):
-    """How slots that are free go to kernels whose blocks wait, of which those of lower rank come first."""
+    """How free slots go to kernels with waiting blocks; kernels of lower rank come first."""
 
     WHOLE = "whole"
     """In the order in which kernels came; one begins when it can have all its slots, or those of the whole device."""
     IN_ORDER = "in_order"
-    """Blocks fill what is free: all of the kernel that came first, then those of the next."""
+    """Blocks fill the free slots: all of the kernel that came first, then those of the next."""
     SHARED = "shared"
-    """Blocks fill what is free, those of all kernels of a rank in equal parts."""
+    """Blocks fill the free slots, those of all kernels of a rank in equal parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDevice:
-    """What a GPU and its host are like.
+    """Parameters of a GPU and its host.
 
-    `launch_ns` is what a host takes to issue a kernel; it grows by `host_loss` of itself for every other launch that
-    is issued meanwhile. `gap_ns` lies between kernels of a stream, `sync_ns` is a host's wait for all of the device
-    until it issues again, `event_ns` a wait of a stream for another. `waves` tells whether blocks come in waves, so
-    that the last one leaves slots free. Of the device's operations and bandwidth, `compute_loss` and `bandwidth_loss`
-    are lost while several launches run.
+    `launch_ns` is the host's time to issue a kernel; it grows by `host_loss` of itself for every other launch that is
+    issued meanwhile. `gap_ns` lies between kernels of a stream. `sync_ns` is a host's wait for all of the device until
+    it issues again, `event_ns` a wait of a stream for another. `waves` tells whether blocks come in waves, so that the
+    last one leaves slots free. Of the device's operations and bandwidth, `compute_loss` and `bandwidth_loss` are lost
+    while several launches run.
 
     Raises InvalidValueError when a number is out of its range.
     """
@@ -79,8 +79,11 @@ class KernelDevice:
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """A kernel: the slots that its blocks take in all, and at once where it runs alone; how long a block holds them
-    alone, in parts of a nanosecond; its shares of operations and bandwidth while it has those slots."""
+    """A kernel: the slots of its blocks in all, and at once where it runs alone.
+
+    It also has the time that a block holds them alone, in parts of a nanosecond. Its shares of operations and bandwidth
+    are those while it has these slots.
+    """
 
     blocks: int
     most: int
@@ -127,8 +130,10 @@ class KernelCosts:
 
 @dataclass(slots=True)
 class Stream:
-    """Kernels that run one after another. Kernel k is issued at `issued_ns` + (k + 1) * `issue_ns`, and the first is
-    ready at `ready_ns`, which for the others is when the one before it has ended, and the gap."""
+    """Kernels that run one after another. Kernel k is issued at `issued_ns` + (k + 1) * `issue_ns`.
+
+    The first is ready at `ready_ns`; each other one is ready after the gap when the one before it has ended.
+    """
 
     id: int
     kernels: Sequence[KernelCost]
@@ -241,7 +246,7 @@ class Streams:
             waiting.sort(key=lambda stream: (stream.rank, stream.place))
             match self._device.admission:
                 case Admission.WHOLE:
-                    waiting.sort(key=lambda stream: stream.began_ns < 0)  # what has begun goes on
+                    waiting.sort(key=lambda stream: stream.began_ns < 0)  # running blocks go on
                     for stream in waiting:
                         most = stream.kernels[stream.at].most
                         if stream.began_ns < 0 and most > self._free:
@@ -317,11 +322,11 @@ class Streams:
 
 
 class KernelWorld:
-    """See above, for the simulator: a stream for each launch, whose tenant's units and rows are those of a table.
+    """See above, for the simulator: a stream for each launch. Units and rows of a tenant are those of a table.
 
     A launch that waited for others (`Launch.after`) pays `event_ns`; its first kernel was issued meanwhile. The first
     one behind launches that had other rows of its batch begins with the kernel that joins these. Shares are not read:
-    streams of one context have all slots of the device. Launches do not grow.
+    streams of one context have all slots of the device. Launches do not expand.
     """
 
     def __init__(self, tables: Mapping[str, KernelTable], device: KernelDevice) -> None:
@@ -332,7 +337,7 @@ class KernelWorld:
         self._parts: dict[int, dict[int, set[tuple[int, ...]]]] = {}
         """By batch and unit, the rows of the parts that end there and are not joined yet."""
         self._ahead: tuple[list[int], Streams] | None = None
-        """What comes next if nothing else is started: which launches end, and all that runs then."""
+        """The next event if nothing else is started: which launches end, and all that runs then."""
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World. Raises InvalidValueError for a tenant without a table, and units or rows that it does not have."""

@@ -1,14 +1,14 @@
-"""Measured kernels as tables of models: of the form of Orion's file, and what is asked of others like it.
+"""Measured kernels as tables of models: in the form of Orion's file, or in similar ones.
 
 A file has a line for each kernel of a model at a batch, in order: `duration_us` alone, `sm_needed` (the SMs that its
 blocks fill, above the card's where they come in waves) and `bound` (compute, memory or unknown). `flops` and `bytes`
 are read where they are there, and `splits` (0 where a kernel mixes rows).
 
-What was not measured is as in `_models.py`. With r of the measured rows a kernel needs as many SMs less; it takes its
-waves where operations bound it, its bytes where bandwidth does, with a part that does not shrink where there are few
-blocks. Without `flops` and `bytes` a kernel draws, with full waves, what one kernel gets of the card of what bounds
-it, a tenth of the other operations or three tenths of the other bandwidth, and half of both where nothing is known. A
-copy that puts rows together takes what the middle one of the model's memory-bound kernels does.
+Values that were not measured are as in `_models.py`. With r of the measured rows a kernel needs as many SMs less. It
+takes its waves where operations bound it, and its bytes where bandwidth does. A part of that does not shrink where
+there are few blocks. Without `flops` and `bytes` a kernel with full waves draws what one kernel gets of its bounding
+resource. Of the other resource it draws a tenth of the operations or three tenths of the bandwidth. With an unknown
+bound it draws half of both. A copy that joins rows takes the time of the median memory-bound kernel of the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Measured = Mapping[str, Mapping[int, Sequence[MeasuredKernel]]]
 
 
 def read_kernels(path: Path) -> Measured:
-    """The models of a file. Raises BenchError, with the line, for what is no such file."""
+    """The models of a file. Raises BenchError, with the line, for a file of another form."""
     found: dict[str, dict[int, list[MeasuredKernel]]] = {}
     for line, cells in csv_rows(path, _COLUMNS, BenchError):
         where = f"{path}, line {line}"

@@ -1,18 +1,19 @@
-"""What kernels take alone, by roofline, for every number of rows: tables of the models on a GPU in a drawn world.
+"""Latencies of kernels alone, by roofline, for every number of rows: tables of the models on a GPU in a drawn world.
 
-A product of `height` x rows by `width` by `depth` is cut into tiles, a block each: those that the world prefers, or
-smaller ones (to 64 x 64) where that makes fewer blocks than half of the card's SMs; thin ones, of up to 32 positions,
-are cut along their depth too. Blocks of a full wave share what products reach, `product` of the card's peak; on an SM
-that has fewer blocks than it has room for, each is quicker, by `fill`. 3x3 taps take `winograd` times fewer operations,
-one block of 64 x 64 an SM, where that is drawn. A product takes its waves, or its bytes at the card's bandwidth,
-whichever is longer, and `ramp` before, each step of a recurrence by itself. Other kernels have 256 threads a block and
-four elements a thread (more where they read more), and take their bytes, or for a depthwise convolution its operations.
+A product of `height` x rows by `width` by `depth` is cut into tiles, a block each. The tiles are those that the world
+prefers. Where that makes fewer blocks than half of the card's SMs, they are smaller (to 64 x 64). Thin products, of up
+to 32 positions, are cut along their depth too. Blocks of a full wave share the throughput of products, `product` of the
+card's peak. On an SM that has fewer blocks than it has room for, each is quicker, by `fill`. 3x3 taps take `winograd`
+times fewer operations, one block of 64 x 64 an SM, where that is drawn. A product takes the longer of its waves and its
+bytes at the card's bandwidth, and `ramp` before. Each step of a recurrence does so by itself. Other kernels have 256
+threads a block and four elements a thread (more where they read more). They take their bytes, or for a depthwise
+convolution its operations.
 
-That is what measured kernels look like (Orion's V100, ResNet-50 with 4 rows): products of 128 x 64 or 64 x 64, 4 blocks
-an SM, 0.09 to 0.6 of the card for most; with a part p of the card's blocks they reach 0.67 p ** 0.45 of its peak, less
-below p = 0.2. Tiles that are tuned for each kernel would fill the card better, and leave less to gain.
+Measured kernels look like that (Orion's V100, ResNet-50 with 4 rows). Their products are of 128 x 64 or 64 x 64, 4
+blocks an SM, 0.09 to 0.6 of the card for most. With a part p of the card's blocks they reach 0.67 p ** 0.45 of its
+peak, less below p = 0.2. Tiles that are tuned for each kernel would fill the card better, and leave less to gain.
 
-Shares of operations and bandwidth are those of what the card gives to several kernels, `mixed` times what one gets.
+Shares of operations and bandwidth are of the card's throughput for several kernels, `mixed` times that for one.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _product(
     blocks = np.ceil(kernel.height * rows / high) * np.ceil(kernel.width / wide) * kernel.groups * parts
     need = blocks / slots
     reach = gpu.tflops * 1000 * drawn.product * (drawn.winograd if kernel.winograd else 1.0)  # operations a ns
-    operations = 2.0 * high * wide * kernel.depth / parts  # of a block, those of its edges that nobody asked for too
+    operations = 2.0 * high * wide * kernel.depth / parts  # of a block, its edges outside of the product too
     wave_ns = operations * slots / reach
     waves = np.ceil(need) if drawn.waves else np.maximum(1.0, need)
     waves = np.where(need < 1, np.maximum(need, 1 / room) ** drawn.fill, waves)

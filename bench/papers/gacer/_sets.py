@@ -25,7 +25,7 @@ V100_SETS = (
     (("resnet101", 4), ("bert", 2)),
     (("resnet50", 4), ("mobilenet_v2", 4), ("bert", 2)),
 )
-"""Of the models whose card is known; the pairs are of those that the source runs together."""
+"""Of the models with a known card; the pairs are of those that the source runs together."""
 _MOST_BATCH = 256
 
 

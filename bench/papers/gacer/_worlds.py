@@ -1,24 +1,24 @@
-"""Worlds drawn from seeds: what the paper does not say of its cards, kernels and hosts, over plausible ranges.
+"""Worlds drawn from seeds: properties of cards, kernels and hosts that the paper leaves open, over plausible ranges.
 
 Of the card and how it runs kernels that meet (`_kernel_world.py`):
 
-* admission: whole, in order, or shared. NVIDIA does not say how blocks of several streams are handed out; "in order"
-  is what is commonly observed, "whole" is how the paper draws it (section 4.1).
+* admission: whole, in order, or shared. NVIDIA does not say how blocks of several streams are handed out. "in order" is
+  the rule that is commonly observed, "whole" is how the paper draws it (section 4.1).
 * waves, yes or no: whether blocks come in waves, of which the last leaves slots free.
-* mixed, 1 to 1.3: how many times as much of the card two kernels of different kinds get out of it as one alone does.
+* mixed, 1 to 1.3: the throughput of two kernels of different kinds, over that of one alone.
 * compute_loss, 0 to 10 %, and bandwidth_loss, 0 to 15 %: what kernels that meet lose in caches and rows of memory.
 
 Of kernels alone (`_models.py`):
 
 * tile, 64x64 to 128x128: the tile of products that is preferred.
 * product, 50 to 80 %: the part of the peak that products of full tiles reach; measured kernels reach 67 %.
-* winograd, off (one world in three) or 1.3 to 2: how many times fewer operations 3x3 taps take; measured kernels use
+* winograd, off (one world in three) or 1.3 to 2: how many times fewer operations 3x3 taps take. Measured kernels use
   it, and 2.25 is the bound of tiles of 2x2.
 * depthwise, 5 to 20 %: the same part for depthwise convolutions.
 * memory, 65 to 90 %: the part of the bandwidth that kernels of full occupation reach.
-* fill, 0.4 to 0.8: how elastic a block is: with a part p of an SM's blocks, each runs 1 / p ** fill times as fast.
+* fill, 0.4 to 0.8: how elastic a block is. With a part p of an SM's blocks, each runs `1 / p ** fill` times as fast.
   Measured kernels have 0.55 on average.
-* enough, 0.2 to 0.6: the part of the slots whose blocks draw all of the bandwidth.
+* enough, 0.2 to 0.6: the part of the slots at which their blocks draw all of the bandwidth.
 * ramp, 1 to 4 us: what a kernel takes to begin and drain, whatever it does.
 * copies, yes or no: whether rows of chunks are put together by a copy (torch.cat) or written into one buffer.
 
@@ -27,8 +27,8 @@ Of the host (eager launches from Python at one end, C++ at the other; CUDA graph
 * launch, 3 to 40 us (log-uniform), for each kernel and stream; host_loss, 0 to 0.5 for each other thread that issues.
 * gap, 0.5 to 3 us between kernels of a stream; sync (T_SW), 10 to 80 us (log-uniform); event, 1.5 to 8 us.
 
-What is believed has another rule of admission, drawn for itself, and knows what is measured of kernels alone and of the
-host; it does not know losses. `robust` beliefs are 15 % off in times and 20 % in needs (deviation of the logarithm).
+Predicted costs have another rule of admission, drawn for itself. They include measurements of kernels alone and of the
+host, and no losses. `robust` predictions are 15 % off in times and 20 % in needs (deviation of the logarithm).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The kernels of the paper's ten models, from the operators of our zoo's files: what each computes and moves for a row.
+"""The kernels of the paper's ten models, from the operators of our zoo's files: operations and bytes of each for a row.
 
-A kernel is a heavy operator with the light ones of its unit (`graph/units`) behind it, as libraries fuse them; light
-ones before it, or that make more than it does, are a kernel of their own; views are none. A table has a row for each in
-the order of the file:
+A kernel is a heavy operator with the light ones of its unit (`graph/units`) behind it, as libraries fuse them. Light
+operators before it, or that make more than it does, are a kernel of their own; views are none. A table has a row for
+each in the order of the file:
 
 * `product`: a convolution or matrix product. `height` (output positions of one row of the batch), `width` (output
   channels) and `depth` are those of the product, of which there are `groups`.
@@ -14,9 +14,9 @@ the order of the file:
 `winograd` tells which convolutions have 3x3 taps and stride 1. `reads` and `writes` are bytes of tensors by row,
 `weights` are bytes whatever the rows. All are in fp32 and treat rows by themselves.
 
-The shapes that the paper leaves open: pictures of 224 x 224; the LSTM is our classifier of texts of 64 tokens (two
-layers of 512, embedding 256); BST is the paper's of that name with 20 clicks before the target, width 64, one block of
-8 heads, and an MLP of 1024, 512 and 256.
+The paper leaves some shapes open. Pictures are of 224 x 224 here. The LSTM is our classifier of texts of 64 tokens (two
+layers of 512, embedding 256). BST is the paper's of that name with 20 clicks before the target, width 64 and one block
+of 8 heads. Its MLP has 1024, 512 and 256.
 
 `python -m bench.papers.gacer._zoo_kernels FOLDER` writes the tables again from `python -m bench.zoo`'s files in FOLDER.
 """
@@ -77,8 +77,9 @@ class ZooKernel:
 
 
 def kernels_of(model: onnx.ModelProto) -> list[ZooKernel]:
-    """The kernels of a file whose batch is its inputs' first dimension. Raises BenchError where nothing is known of
-    an operator."""
+    """The kernels of a file with the batch as the first dimension of its inputs.
+
+    Raises BenchError where nothing is known of an operator."""
     dfg = dfg_of(model, name=model.graph.name)
     nodes = {name: node for node in model.graph.node for name in node.output if name}
     shapes = {each.name: tuple(each.dims) for each in model.graph.initializer}

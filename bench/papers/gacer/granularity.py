@@ -1,9 +1,9 @@
 """GACER: how many pointers and how small chunks are best, figure 9 and Table 3, in many drawn worlds.
 
-Figure 9: sets with forced numbers of barriers, from none (streams) to one behind every operator; placed evenly by time
-and then moved by coordinate descent on what is believed, as far as some hundred evaluations go. Beside it what the
-published search without chunks finds by itself. Table 3: VGG16 and ResNet18 with 32 rows each, whose convolutions run
-as chunks, each joined behind it; and, not in the paper, as one run of chunks. Everything is played in the world.
+Figure 9: sets with forced numbers of barriers, from none (streams) to one behind every operator. Barriers are placed
+evenly by time and then moved by coordinate descent on predicted costs, for some hundred evaluations. The published
+search without chunks is shown beside it. Table 3: VGG16 and ResNet18 with 32 rows each, with convolutions that run as
+chunks, each joined behind it. Not in the paper: the same as one run of chunks. Everything is played in the world.
 """
 
 from __future__ import annotations

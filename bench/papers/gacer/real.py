@@ -7,9 +7,10 @@ Every way runs launches through the executor of the server, with onnxruntime, wh
 - `stepped`: models in four segments each, dealt to lanes longest first; all wait at the end of each step.
 - `free`: a lane that is free takes the next model; `balanced`: the longest of those that are left.
 
-A repetition runs all ways in an order drawn anew. It counts where a fixed piece of work that two lanes do beside each
-other ran 1.7 times as fast as one after the other, just before it and just after: else others were on the machine.
-The gain on more cores is a model, not a measurement: 1 + s (n - 1) for n cores, each s from what two cores gave.
+A repetition runs all ways in an order drawn anew. Just before it and just after, two lanes do a fixed amount of work
+beside each other. The repetition counts where that was 1.7 times as fast as one after the other: else other processes
+were on the machine. The gain on more cores is a model, not a measurement: 1 + s (n - 1) for n cores, each s from the
+gain on two cores.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ LEAST_SPEEDUP = 1.7
 MOST_CORES = 128
 _WAIT_S = 120.0
 _PIECE = 6
-"""Convolutions of the fixed piece of work, of 64 channels of 28 x 28."""
+"""Convolutions of the fixed work, of 64 channels of 28 x 28."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def _quarters(weights: Sequence[int]) -> tuple[int, ...]:
 
 
 def _add_piece(stage: _Stage, root: Path) -> SegmentedModel:
-    """The fixed piece of work: convolutions that fit into a cache, so that two cores need not share anything."""
+    """The fixed work: convolutions that fit into a cache, so that two cores need not share anything."""
     rng = np.random.default_rng(SEED)
     nodes, weights = [], []
     for at in range(_PIECE):
@@ -328,7 +329,7 @@ def _add_piece(stage: _Stage, root: Path) -> SegmentedModel:
 
 
 def _speedup(piece: _Stage) -> float:
-    """How much faster two lanes do two pieces of work than one lane does."""
+    """How much faster two lanes do two runs of the fixed work than one lane does."""
     jobs = [_Job(name, 0, piece.members[name].runner.unit_count) for name in ("left", "right")]
     beside: Sequence[Step] = [[([piece.lanes[at]], [jobs[at]]) for at in (0, 1)]]
     ways: Sequence[Sequence[Step]] = [[[([piece.lanes[0]], jobs)]], beside, [[([piece.lanes[1]], jobs)]]]
@@ -344,7 +345,7 @@ def _repeat(
     most_s: float,
     least: float,
 ) -> tuple[dict[str, list[int]], int, list[float]]:
-    """Times of each way in the repetitions that count, how many there were, and the speed-ups of the fixed piece."""
+    """Times of each way in the repetitions that count, how many there were, and the speed-ups of the fixed work."""
     order = Random(SEED)
     times: dict[str, list[int]] = {way: [] for way in ways}
     speedups = [_speedup(piece)]
@@ -426,7 +427,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"{number}: {row['set']}")
     console.print(
         "/ seq., / bal.: how much faster split is than sequential and balanced; 1.1x at: cores from which split is "
-        "1.1x of sequential, by a model, 1 + s (n - 1), not measured; of: repetitions in which two lanes did a fixed "
-        f"piece {LEAST_SPEEDUP}x as fast as one",
+        "1.1x of sequential, by a model, 1 + s (n - 1), not measured; of: repetitions in which two lanes did "
+        f"fixed work {LEAST_SPEEDUP}x as fast as one",
         style="dim",
     )

@@ -1,7 +1,7 @@
 """GACER: how quick the searches are, ours against the published one after as many seconds, residue against makespan.
 
-A round of the paper's Table 4 is one evaluation of a plan. Everything here is on what is believed of drawn worlds, the
-paper's sets by roofline: what plans come to in worlds is in gacer-sets.
+A round of the paper's Table 4 is one evaluation of a plan. Everything here is on predicted costs of drawn worlds, the
+paper's sets by roofline. The makespans of plans in worlds are in gacer-sets.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, Any]:
 
 
 def cases(sets: Sequence[JointSet], worlds: int) -> Iterator[Case]:
-    """The sets on what is believed of worlds, each world with another of the cards."""
+    """The sets on predicted costs of worlds, each world with another of the cards."""
     for number in range(worlds):
         drawn = draw(FIRST_WORLD + number)
         for joint in sets:

@@ -1,18 +1,18 @@
-"""GACER: what plans are worth to who serves: sets that arrive together, and models that do not, in drawn worlds.
+"""GACER: the value of joint plans to a server: sets that arrive together, and models that do not, in drawn worlds.
 
-Joint arrivals: requests that ask all members of one of the paper's sets come at 0.8, 1.2 and 1.5 times the rate of one
-set after another (Poisson), and are in time when all members are answered within twice the time of one after another.
-Where one member is dropped the others are withdrawn. Independent arrivals: queries of members come by themselves
-(Poisson, equal rates, at parts of what one after another could serve), each with twice its time alone.
+Joint arrivals: requests to all members of one of the paper's sets. They come at 0.8, 1.2 and 1.5 times the rate of one
+set after another (Poisson). A request is in time when all members are answered within twice the time of one after
+another. Where one member is dropped the others are withdrawn. Independent arrivals: queries of members come by
+themselves (Poisson, equal rates, at parts of the rate of one after another). Each has twice its time alone.
 
 The policies: `edf` on one lane that is the whole card; `streams`, edf with a lane for each member, all of which share
-the card; `clustered` with a lane for each stream of its plan for sets, and the whole card for what is in none. The plan
-is found on what is believed, and is the best of the first few and of streams as they are run once in the world, as the
-product does it on a device; where one after another is best there is none, and clustered is edf. Latencies alone are
-known. On a lane a model is believed to take what it took beside the others when the set was run without a plan; with
-`_naive`, that lanes do not slow each other.
+the card; and the joint policy. The joint policy has a lane for each stream of its plan for sets, and the whole card for
+models without one. The plan is found on predicted costs. It is the best of the first few and of streams, as run once in
+the world; the product does so on a device. Where one after another is best there is no plan, and the policy is edf.
+Latencies alone are known. On a lane a model is predicted to take its time beside the others in a run of the set without
+a plan. With `_naive`, lanes are predicted not to slow each other.
 
-Under every policy models may be left where the plan stops them; where they come by themselves, about every 2 ms, too.
+Under every policy models may be left at the stops of the plan; where they come by themselves, about every 2 ms, too.
 A decision is charged for each launch that does not wait for another. Ranks have no effect on the card.
 """
 
@@ -166,8 +166,10 @@ class ChargedWorld(KernelWorld):
 
 
 class Together:
-    """An engine to which requests for all members come: for `simulate`, in place of the engine. Query i of a request
-    has the request's number times their number, and i. What ends otherwise than by an answer ends the request."""
+    """An engine to which requests for all members come: for `simulate`, in place of the engine.
+
+    Query i of a request has the number `request * members + i`. A query that ends without an answer ends its request.
+    """
 
     def __init__(self, engine: Engine, members: Sequence[tuple[str, int]]) -> None:
         self.policy = engine.policy

@@ -1,12 +1,12 @@
 """GACER: what chunks and pointers gain over streams and over one after another, in many drawn worlds.
 
-The paper's five sets on its three cards by roofline, on one of them also with launches from CUDA graphs (1.25 us) in
-place of the drawn ones, and sets of kernels that were measured on a V100. Plans are found on what is believed of a
-world and played in the world: the published search (chunks alone, barriers alone, both) with 2,000 rounds, and ours, of
-which the best few are run once beside streams and the best is kept, as the product does it on a device; where ours is
-compared with the published plan, that has been run beside streams too. `robust`: the same with profiles that are 15 %
-off in times and 20 % in needs. Figures over sets and cards are taken in each world; what is reported is the median over
-worlds.
+The paper's five sets run on its three cards by roofline. On one card they also run with launches from CUDA graphs (1.25
+us) in place of the drawn ones. Further sets are of kernels that were measured on a V100. Plans are found on predicted
+costs of a world and played in the world. The published search (chunks alone, barriers alone, both) has 2,000 rounds. Of
+ours the best few plans are run once beside streams and the best is kept, as the product does it on a device. Where ours
+is compared with the published plan, that has been run beside streams too. `robust`: the same with profiles that are
+15 % off in times and 20 % in needs. Figures over sets and cards are taken in each world; the reported figure is the
+median over worlds.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _show_ranges(console: Console, rows: Sequence[dict[str, Any]], drawn: Sequen
     shown = (("streams", "sequential"), ("both", "sequential"), ("both", "streams"), (OURS, "streams"))
     worlds = {each.seed: [row for row in rows if row["world"] == each.seed] for each in drawn}
     gains = {seed: [geomean([ratio(row, *pair) for row in mine]) for pair in shown] for seed, mine in worlds.items()}
-    table = Table("parameter", "values", *(f"{a}/{b}" for a, b in shown), title="Gains by what was drawn")
+    table = Table("parameter", "values", *(f"{a}/{b}" for a, b in shown), title="Gains by drawn parameter")
     lines: list[tuple[float, list[str]]] = []
     for name in (each.name for each in fields(Drawn) if each.name != "seed"):
         values = {each.seed: getattr(each, name) for each in drawn}

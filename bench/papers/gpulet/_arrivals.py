@@ -26,7 +26,7 @@ def poisson_arrivals(rates: Mapping[str, float], duration_ns: int, seed: int) ->
 
 
 def curve_arrivals(curves: Mapping[str, RateCurve], duration_ns: int, seed: int) -> dict[str, Times]:
-    """Poisson arrivals whose rates follow piecewise-constant curves. Raises as `poisson_arrivals`; rates may be 0."""
+    """Poisson arrivals with rates by piecewise-constant curves. Raises as `poisson_arrivals`; rates may be 0."""
     if duration_ns <= 0:
         raise InvalidValueError("arrivals", "duration_ns", duration_ns, "a positive duration")
     if seed < 0:

@@ -62,9 +62,8 @@ def read_gpu(
 ) -> Gpu:
     """The GPU of the data folder, or of other files of the same forms, with the models that the paper gives an SLO.
 
-    `padded` plans with the artifact's latency ratio and with its measured time to assemble a batch, as the artifact
-    does; otherwise with the latencies of the profile alone. Raises BenchError or PlanError for a file that cannot be
-    used.
+    `padded` plans as the artifact does, with its latency ratio and its measured time to assemble a batch. Otherwise the
+    latencies are those of the profile alone. Raises BenchError or PlanError for a file that cannot be used.
     """
     folder = data_dir / "glet"
     models = read_models(folder / "models.csv")

@@ -67,9 +67,10 @@ def plan_simulated(
 ) -> Tried:
     """Plan, simulate, and plan again for more where queries were late, for less where none was.
 
-    It starts from `with_poisson_headroom` and ends with the first plan under which late and dropped queries are within
-    the target share of all; failing that, with the plan that had least of them. Where the planner finds no plan, all
-    additions shrink. `loads` include those of the stages of `applications`. The planner's own headroom should be 0.
+    It starts from `with_poisson_headroom`. It ends with the first plan under which late and dropped queries are within
+    the target share of all. Without such a plan it ends with the one that had the fewest of them. Where the planner
+    finds no plan, all additions shrink. `loads` include those of the stages of `applications`. The planner's own
+    headroom should be 0.
 
     Raises what the planner and the simulation raise.
     """

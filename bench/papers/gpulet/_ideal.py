@@ -1,18 +1,18 @@
 """The yardstick: every partitioning of all devices, each filled in every way. Source: GPU-let (ATC 2022), section 6.4.
 
-The paper's ideal scheduler searches all combinations of partitions of its GPUs, two a GPU at most, and serves as the
-bound that its own scheduler is compared with. What is enumerated here:
+The paper's ideal scheduler searches all combinations of partitions of its GPUs, two a GPU at most. It serves as the
+bound that its own scheduler is compared with. Enumerated here:
 
 - every split of every device into at most `most_partitions` (one or two) partitions, unused ones among them;
-- every way to divide the loads over these partitions, each load cut into equal parts (two, then
-  as many as keep the number of divisions below a limit, six at most), and up to `most_models` loads a partition;
-- for every partition with its parts, the rounds of several duty cycles, from the shortest to the longest that serve it,
-  each with the batches that are quickest alone;
+- every way to divide the loads over these partitions, with up to `most_models` loads a partition. Each load is cut into
+  equal parts: two, then as many as keep the number of divisions below a limit, six at most.
+- for every partition with its parts, the rounds of several duty cycles, each with the batches that are quickest alone.
+  Duty cycles go from the shortest to the longest that serve it.
 - beside each other, all pairs of such rounds, with the factors that they cause each other, and memory.
 
-Divisions that serve less in every load than another does are not pursued: that loses nothing. What is not enumerated:
-rates cut at other places, and batches larger than a round needs. Plans of elastic partitioning, which cuts rates
-wherever a partition is full, are therefore tried first and taken where they exist.
+Divisions that serve less in every load than another does are not pursued: that loses nothing. Not enumerated: rates cut
+at other places, and batches larger than a round needs. Plans of elastic partitioning, which cuts rates wherever a
+partition is full, are therefore tried first and taken where they exist.
 """
 
 from __future__ import annotations
@@ -315,14 +315,14 @@ def _batches(
 
 
 def _close(reach: Reach) -> None:
-    """Whoever is served more can be served less: in place, along every axis."""
+    """A load that can be served more can be served less: in place, along every axis."""
     for axis in range(reach.ndim):
         flipped = np.flip(reach, axis)
         np.logical_or.accumulate(flipped, axis=axis, out=flipped)
 
 
 def _maximal(reach: Reach) -> list[tuple[int, ...]]:
-    """What can be served such that nothing more can."""
+    """The loads that can be served such that nothing more can."""
     is_below = np.zeros_like(reach)
     for axis in range(reach.ndim):
         low = [slice(None)] * reach.ndim
@@ -333,7 +333,7 @@ def _maximal(reach: Reach) -> list[tuple[int, ...]]:
 
 
 def _added(reach: Reach, one: _Configurations) -> Reach:
-    """What can be served with one more device."""
+    """The loads that can be served with one more device."""
     found = np.zeros_like(reach)
     most = reach.shape[0] - 1
     for parts in one.maximal:

@@ -1,10 +1,10 @@
 """Measured co-runs, utilisation and constants as CSV files, with errors that name the file, the line and the column.
 
-co-runs      model, batch, partition_pct, other_model, other_batch, latency_ms; and other_pct, where it is not what
-             partition_pct leaves; several co-runners stand in one cell with a "+" between them
-solo         model, batch, partition_pct, latency_ms
-utilisation  model, batch, l2_util_pct, dram_util_pct; and partition_pct, where it is not of the whole device
-constants    one line with columns that begin with c1, c2, ..., c5
+- co-runs: model, batch, partition_pct, other_model, other_batch, latency_ms. There may be other_pct, where it is not
+  the rest that partition_pct leaves. Several co-runners stand in one cell with a "+" between them.
+- solo: model, batch, partition_pct, latency_ms.
+- utilisation: model, batch, l2_util_pct, dram_util_pct; and partition_pct, where it is not of the whole device.
+- constants: one line with columns that begin with c1, c2, ..., c5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEVERAL = "+"
 
 
 class InterferenceFileError(CotenantError):
-    """A file of co-runs, utilisation or constants cannot be used: names the file, the place and what was expected."""
+    """A file of co-runs, utilisation or constants cannot be used: names the file, the place and the expected value."""
 
 
 def read_solo(path: Path) -> dict[CoRunner, float]:

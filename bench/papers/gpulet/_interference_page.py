@@ -24,7 +24,7 @@ class ErrorCurve:
 
 
 def error_distribution(curves: Sequence[ErrorCurve], title: str, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """Share of co-runs whose error is at most x, as an `<svg>` element; `marks` are (share, text) across the chart."""
+    """Share of co-runs with an error of at most x, as an `<svg>` element; `marks` (share, text) cross the chart."""
     top = round_up(max([1.0, *(float(np.quantile(each.errors_pct, 0.95)) for each in curves)]))
     chart = Chart(
         FULL,

@@ -1,6 +1,6 @@
 """The linear interference model of GPU-let (ATC 2022), section 4.4: a line in the utilisation of L2 and DRAM.
 
-    factor = max(1, c1 * L2 + c2 * sum of L2 of the others + c3 * DRAM + c4 * sum of DRAM of the others + c5)
+    `factor = max(1, c1*L2 + c2*sum(L2 of others) + c3*DRAM + c4*sum(DRAM of others) + c5)`
 
 Utilisation is a share (0 to 1) of the whole device, of each batch alone in its partition. The paper has one co-runner;
 the sums over several are ours. It has no tail either: quantiles come from the errors of the fit, where there was one.
@@ -36,8 +36,8 @@ class LinearConstants:
 class Utilisation:
     """L2 and DRAM utilisation as shares of 1, by (model, batch, size).
 
-    With `is_of_whole` the table was taken on the undivided device, and a partition is taken to use as much of it as its
-    size in per cent says: that is what the authors' planner does.
+    With `is_of_whole` the table was taken on the undivided device. Then a partition counts as using as much of it as
+    its size in per cent says, as in the authors' planner.
     """
 
     table: Surface
@@ -75,7 +75,7 @@ class LinearInterference:
     scores: Scores | None = None
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
-        """See `Interference`. Raises InvalidValueError for a model whose utilisation is not known."""
+        """See `Interference`. Raises InvalidValueError for a model without known utilisation."""
         if not others:
             return 1.0
         c = self.constants
@@ -103,7 +103,7 @@ def fit_linear(
 ) -> LinearInterference:
     """Least squares, with the errors of held-out folds for quantiles. All chance comes from `seed`.
 
-    Raises InvalidValueError for fewer than ten co-runs, and for a model whose utilisation is not known.
+    Raises InvalidValueError for fewer than ten co-runs, and for a model without known utilisation.
     """
     if len(coruns) < 10:
         raise InvalidValueError("linear interference", "co-runs", len(coruns), "at least ten")

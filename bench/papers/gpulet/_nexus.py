@@ -14,11 +14,11 @@ from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasi
 
 @dataclass(frozen=True, slots=True)
 class SquishyBinPacking:
-    """Fills whole devices with one model each, then merges what is left of every load into rounds.
+    """Fills whole devices with one model each, then merges the rest of every load into rounds.
 
-    A load takes as many whole devices as its rate saturates. The rest of it is occupied for a share of its duty cycle;
-    the loads with the largest share come first, and each joins the device in use that then bears the least, or
-    takes another. Merging tries every duty cycle, not only the shorter one, which makes it stronger than the paper's.
+    A load takes as many whole devices as its rate saturates. The rest of it occupies a share of its duty cycle. The
+    loads with the largest share come first. Each joins the device in use that then bears the least, or takes another.
+    Merging tries every duty cycle, not only the shorter one, which makes it stronger than the paper's.
     At most `most_models` models share a device, as in the artifact of GPU-let. `headroom` is the share of each rate
     that is added.
 

@@ -72,7 +72,7 @@ class LaneSlot:
 
 
 class Lane:
-    """One partition: its slots in turn, the next as soon as the last one ended, none while nobody waits."""
+    """One partition: its slots in turn, the next as soon as the last one ended, none while no query waits."""
 
     __slots__ = (
         "busy_ns",
@@ -107,7 +107,7 @@ class Lane:
 
 
 class Lanes:
-    """All lanes and the heap of what comes next. Ties are taken in the order of the lanes' numbers."""
+    """All lanes and the heap of their next events. Ties are taken in the order of the lanes' numbers."""
 
     def __init__(self, actual: Costs, noise: Iterator[float] | None, is_dropping: bool) -> None:
         self._actual = actual
@@ -167,7 +167,7 @@ class Lanes:
                     heappush(heap, (wake, number))
 
     def _turn(self, lane: Lane, now: int) -> int:
-        """Launch the next slot of the round that has rows; the time that takes, 0 where nobody waits."""
+        """Launch the next slot of the round that has rows; the time that takes, 0 where no query waits."""
         slots = lane.slots
         turn = lane.next
         for _ in range(len(slots)):
@@ -214,9 +214,9 @@ class Lanes:
         return ns if self._noise is None else max(1, round(ns * next(self._noise)))
 
     def _drop(self, slot: LaneSlot, queue: Queue, rows: int, now: int) -> int:
-        """Drop the rows at the head that cannot be in time; how many then go into this turn.
+        """Drop the rows at the head that cannot be in time. Returns how many rows then go into this slot.
 
-        A batch is made smaller for the sake of its first row, but not while more rows wait than a batch takes: then
+        A batch is made smaller for the sake of its first row, but not while more rows wait than a batch takes. Else
         ever more of them would be late.
         """
         times, head, deadlines, believed_ns = queue.times, queue.head, queue.deadlines, slot.believed_ns

@@ -16,9 +16,9 @@ from cotenant.techniques.partitions.plan.types import Plan
 class PlanChange:
     """From `at_ns` on another plan is in force.
 
-    Rows that wait move to it; launches under way finish first, and a device whose partitions change starts its new
-    ones when the last of them has. The time that it takes to get there (10 to 15 s in GPU-let, section 4.5, while
-    the old plan serves) is for the caller to add.
+    Waiting rows move to it, and launches under way finish first. A device with other partitions starts them when its
+    last launch has ended. The caller adds the time that the change takes while the old plan serves (10 to 15 s in
+    GPU-let, section 4.5).
     """
 
     at_ns: int

@@ -1,4 +1,4 @@
-"""The state of one simulation of a plan: who waits where, which partitions are in force, what became of queries."""
+"""The state of one simulation of a plan: waiting queries, the partitions in force, and the outcomes of queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Push = Callable[[str, int, int, int], None]
 
 
 def turns(weights: Sequence[float], count: int) -> Times:
-    """Whose turn each of `count` rows is: positions in `weights`, in proportion to them and as evenly as can be."""
+    """The next turns for `count` rows: positions in `weights`, in proportion to them and as evenly as can be."""
     if len(weights) == 1:
         return np.zeros(count, np.int64)
     shares = np.array(weights) / sum(weights)
@@ -34,7 +34,7 @@ def turns(weights: Sequence[float], count: int) -> Times:
 
 
 class _Route:
-    """The devices that serve a tenant, and whose turn it is."""
+    """The devices that serve a tenant, and the next one in turn."""
 
     def __init__(self, weights: Mapping[int, float]) -> None:
         self.devices = list(weights)
@@ -123,7 +123,7 @@ class World:
         self._used: list[PartitionUse] = []
         self._routes: dict[str, _Route] = {}
         self._past: dict[str, _Route] = {}
-        """Routes whose queues hold what was not written down yet."""
+        """Routes with queues that hold outcomes not yet written down."""
         lanes.on_retired = self._retired
 
     def change(self, change: PlanChange) -> None:
@@ -207,7 +207,7 @@ class World:
             self._lanes.push(route.next(), query, deadline, now)
 
     def _collect(self) -> dict[str, list[Queue]]:
-        """Write down what was answered, and give the queues with what was not."""
+        """Write down the answered rows, and give the queues with the others."""
         found: dict[str, list[Queue]] = {}
         for tenant, route in self._past.items():
             for queue in route.queues:

@@ -1,12 +1,12 @@
-"""What a plan does with real arrivals: an event simulation of rounds, much quicker than that of the whole core.
+"""Simulation of a plan with real arrivals: an event simulation of rounds, much quicker than that of the whole core.
 
-The runtime is that of the duty-cycle policy: each partition runs its slots in turn, at most the planned batch of each,
-skips those for which nobody waits, and starts the next turn as soon as the last one has ended. Rows are handed to
-devices in turn, in proportion to the rates planned there, as a front end would without knowing how long their queues
-are; within a device one queue feeds all slots of a tenant.
+The runtime is that of the duty-cycle policy. Each partition runs its slots in turn, at most the planned batch of each.
+It skips slots without waiting rows, and starts the next slot as soon as the last one has ended. Rows are handed to
+devices in turn, in proportion to the rates planned there. A front end does so without knowing how long their queues
+are. Within a device one queue feeds all slots of a tenant.
 
-Pure: the same arguments give the same answers. What is left out: the time of decisions, of the network, and of
-changes of mind in the middle of a batch (its slowdown is that of the neighbours who run when it starts).
+Pure: the same arguments give the same answers. Left out are the time of decisions and of the network. Also left out are
+changes of interference in the middle of a batch: its slowdown is that of the neighbours that run when it starts.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def simulate_plan(
     is_dropping: bool = True,
     changes: Sequence[PlanChange] = (),
 ) -> Simulated:
-    """Run a plan and say what became of the queries.
+    """Run a plan and give the outcomes of the queries.
 
     `arrivals` are ascending times in ns by tenant, and by application for those; without them they are drawn, Poisson
     at the rates given, for `duration_ns`. Those before `warmup_ns` are served but not counted. `loads` include those of
     the stages of `applications`; a query of an application is answered when all its stages are.
 
-    `costs` is what the runtime believes: with `is_dropping` rows that would be late in their turn, by its time alone,
-    are dropped. `actual` (default: the same) is what happens: its latency of the batch, times its factor of what runs
-    in the other partitions at the launch, times noise: lognormal, median 1, `noise` is the spread of its logarithm.
-    A tenant without a slot has all its queries dropped.
+    `costs` are the predictions of the runtime. With `is_dropping`, rows that would be late in their slot, by its time
+    alone, are dropped. `actual` (default: the same) are the real costs. A batch takes its latency, times its factor
+    beside the launches in the other partitions, times noise. Noise is lognormal with median 1; `noise` is the spread of
+    its logarithm. A tenant without a slot has all its queries dropped.
 
-    Raises PlanError for slots without a load, devices of unknown type and what `checked` refuses, what the costs raise,
-    and InvalidValueError for other values out of range.
+    Raises PlanError for slots without a load, devices of unknown type and plans that `checked` refuses. Raises the
+    errors of the costs, and InvalidValueError for other values out of range.
     """
     types = checked(loads, devices)
     if noise < 0:

@@ -32,7 +32,7 @@ class ModelFacts:
 
 
 class _Row:
-    """One line of a CSV file, whose cells are read with errors that say where they are."""
+    """One line of a CSV file; errors in its cells say where they are."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
         self.where = f"{path}, line {line}"

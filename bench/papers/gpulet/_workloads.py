@@ -14,7 +14,7 @@ from cotenant.techniques.partitions.plan.types import Load
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Loads and applications whose rates keep their proportions. `shares` are of the total rate, by model."""
+    """Loads and applications with rates in fixed proportions. `shares` are of the total rate, by model."""
 
     name: str
     shares: tuple[tuple[str, float], ...] = ()

@@ -2,9 +2,9 @@
 
 Pairs of models in two MPS partitions of one GPU, measured by others in the manner of the paper. The paper's linear
 model sees the L2 and DRAM utilisation of both; ours sees no counter, only the co-runs. Both get the same conformal
-margins for their 95 % quantile. The data are single runs, and some targets choose between a fast and a slow way from
-run to run, which nobody can predict. Besides random splits: pairs, batches, sizes and models that no fit has seen, and
-models that were measured beside four reference co-runners only.
+margins for their 95 % quantile. The data are single runs. Some targets choose between a fast and a slow way from run to
+run, which is not predictable. Besides random splits: pairs, batches, sizes and models that no fit has seen, and models
+that were measured beside four reference co-runners only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUANTILE = 0.95
 PAPER_P90 = paper_figure("gpu-let", "Fig 10", "interference model", "relative error at 90th percentile")
 _PAPER_P95 = paper_figure("gpu-let", "Fig 10", "interference model", "relative error at 95th percentile")
 REFERENCES = (("resnet50", 64), ("vgg19", 64), ("mobilenet", 1), ("densenet121", 1))
-"""Two that press much and two that press little: they stand in for a calibrated antagonist, which nobody measured."""
+"""Two that press much and two that press little, in place of a calibrated antagonist, which was not measured."""
 PAGE = Path("build") / f"{NAME}.html"
 LINEAR, OURS, TREES, CONSTANTS = "linear", "ours", "boosted trees", "linear, artifact's constants"
 Real = npt.NDArray[np.float64]
@@ -194,7 +194,7 @@ def _judge(name: str, splits: Sequence[Split], fit: Callable[[list[CoRun]], Inte
 
 
 def _trees(splits: Sequence[Split], solo: dict[CoRunner, float], utilisation: Utilisation) -> Judged | None:
-    """Gradient-boosted trees on solo latencies and counters of both sides: what is to be had without a structure."""
+    """Gradient-boosted trees on solo latencies and counters of both sides: the accuracy without a model's structure."""
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
     except ImportError:

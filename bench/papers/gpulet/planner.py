@@ -1,11 +1,11 @@
 """How long a plan takes: 20 models on eight GPUs, tables of costs seen for the first time.
 
-The models are those of the paper, each several times with its latency and SLO scaled by a seeded factor, so that no two
-are alike. Their rates are seeded shares of what the GPUs can do; `load` is the sum of those shares over the GPUs.
+The models are those of the paper, each several times. A seeded factor scales each latency and SLO, so that no two are
+alike. Their rates are seeded shares of what the GPUs can do; `load` is the sum of those shares over the GPUs.
 
-The gap of ours is of the devices of all its plans to the bounds of the same instances: the least whole number of
-devices that even fractions of configurations cannot undercut. The bound knows no interference: part of the gap may be
-its own.
+The gap of ours compares the devices of all its plans with the bounds of the same instances. A bound is the least whole
+number of devices that even fractions of configurations cannot undercut. The bound knows no interference: part of the
+gap may be its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The largest rate of each scenario and application that four GPUs serve with at most 1 % of violations, by planner.
 
 As GPU-let (ATC 2022), Figure 12: the mix stays, its total rate grows. A rate counts when the planner has a plan for it
-under which, in a simulation with Poisson arrivals and with interference, at most 1 % of all queries are late or
-dropped. All planners get the same latencies, padded as the artifact pads them, the same runtime (work-conserving
-rounds, hopeless queries dropped), and the same way to find out how much more than the mean rate to plan for: plan,
-simulate, add where queries were late, plan again (`plan_simulated`). The rate is confirmed with other seeds.
+that passes a simulation with Poisson arrivals and with interference. There at most 1 % of all queries are late or
+dropped. All planners get the same latencies, padded as the artifact pads them. They get the same runtime:
+work-conserving rounds, with hopeless queries dropped. All find the rates to plan for in the same way
+(`plan_simulated`). They plan, simulate, add where queries were late, and plan again. The rate is confirmed with other
+seeds.
 """
 
 from __future__ import annotations

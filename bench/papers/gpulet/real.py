@@ -1,14 +1,14 @@
 """A plan on this machine: ours against an equal split and no partition, for five tenants, planned beside measured.
 
-Five quick-start models, one query a request over HTTP, open loop, Poisson, each tenant asking for the same share of
-work; the SLO is twice the time of four rows on one core, as the paper sets it for its largest batch. Rates are
-shares of the largest for which our planner finds a plan at all, so that at 1 the plan is full; at 2 twice as much
-comes as anybody can promise to serve, and the plans are those for 1. `ours`
-is the plan for the rates with headroom for bursts; `equal` divides the cores equally and deals the tenants out in
-their order, with the largest batches that half the SLO allows; both are served in rounds (`cotenant serve --plan`).
-Without partitions all tenants share one lane of all cores under edf; edf with a lane a core is shown, too. All servers
-drop hopeless queries, and take turns with the same arrivals. What is planned is the simulation of a plan with the
-profiled latencies, as noisy as they were, and the measured interference, before any server runs.
+Five quick-start models, one query a request over HTTP, open loop, Poisson. Each tenant demands the same share of work.
+The SLO is twice the time of four rows on one core, as the paper sets it for its largest batch. Rates are shares of the
+largest for which our planner finds a plan at all, so that at 1 the plan is full. At 2 twice as much comes as any plan
+can promise to serve, and the plans are those for 1. `ours` is the plan for the rates with headroom for bursts. `equal`
+divides the cores equally. It deals the tenants out in their order, with the largest batches that half the SLO allows.
+Both are served in rounds (`cotenant serve --plan`). Without partitions all tenants share one lane of all cores under
+edf; edf with a lane a core is shown, too. All servers drop hopeless queries, and take turns with the same arrivals. The
+planned figures come from a simulation of the plan before any server runs. It uses the profiled latencies, as noisy as
+they were, and the measured interference.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def _show(console: Console, rows: Sequence[dict[str, Any]], summary: Mapping[str, float]) -> None:
     table = Table(
-        title="Answered within the SLO, as a share of what was offered; of the worst tenant (means of the seeds)"
+        title="Answered within the SLO, as a share of the offered queries; of the worst tenant (means of the seeds)"
     )
     heads = ("load", "offered/s", "ours planned", "ours", "equal planned", "equal", "none, edf", "lane a core, edf")
     for head in heads:

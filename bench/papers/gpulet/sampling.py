@@ -1,8 +1,8 @@
 """How few co-runs suffice: error of the predicted slowdown against measurements, chosen by the sampler and at random.
 
-Pairs of models in two MPS partitions of one GPU, measured by others in the manner of GPU-let (ATC'22), who fitted to
-1,750 random pairs and tested on 750. 30 % are held out here; of the others some are taken, in the order of the sampler
-of `cotenant profile --corun` or in a random one, and ours is fitted to them. A measurement tells one factor here, as
+Pairs of models in two MPS partitions of one GPU, measured by others in the manner of GPU-let (ATC'22). They fitted to
+1,750 random pairs and tested on 750. 30 % are held out here, and ours is fitted to some of the others. These are taken
+in the order of the sampler of `cotenant profile --corun` or in a random one. A measurement tells one factor here, as
 the data have the latency of one side only, and costs as much as any other.
 """
 

@@ -133,7 +133,7 @@ def run(
 
 
 def measure(name: str, mixes: Sequence[Scenario], files: Files) -> tuple[dict[str, Any], list[int]]:
-    """All mixes under one planner, in two processes whose tables stay in memory; a row, and the devices by mix."""
+    """All mixes under one planner, in two processes that keep their tables in memory; a row, and the devices by mix."""
     chunks = [mixes[at : at + _CHUNK] for at in range(0, len(mixes), _CHUNK)]
     total = Tally()
     with ProcessPoolExecutor(PROCESSES, initializer=_prepare, initargs=(files,)) as pool:

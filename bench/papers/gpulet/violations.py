@@ -1,16 +1,17 @@
 """Violations of SLOs with and without a model of interference, at the largest rates that a blind planner allows.
 
 As GPU-let (ATC 2022), Figure 13. The blind planner (elastic) plans each scenario and application for the largest rate
-that it calls schedulable; then interference happens. Those that know a model of it must say no to that rate, or
-find another plan; they are also tried at the largest rate that they allow themselves. All plan with the same headroom
-(`with_poisson_headroom`) and get the same runtime. What Poisson arrivals cost without any interference stands beside.
+that it calls schedulable; then interference happens. Planners with a model of it must refuse that rate, or find another
+plan. They are also tried at the largest rate that they allow themselves. All plan with the same headroom
+(`with_poisson_headroom`) and get the same runtime. The cost of Poisson arrivals without any interference stands beside.
 
-Two worlds. *artifact*: the linear model of the authors' GPU, which those who plan with it know exactly. *measured*:
+Two worlds. *artifact*: the linear model of the authors' GPU, which planners with that model know exactly. *measured*:
 co-runs that others measured under MPS on a larger GPU, where slowdowns are larger (median 1.3) and have a tail. There
-the models of the paper stand for the nearest measured ones (`AS_TARGET`, `AS_OTHER`; those of the same family where
-there are some, else those that use the memory as much); the factor of a co-run is what a fit to all measurements says,
-times a residual of that fit, drawn once per co-run: it stays the same, and no planner knows it. Planners know a linear
-model (the paper's) or a pressure model (ours) fitted to the same measurements, ours also at its 95 % quantile.
+the models of the paper stand for the nearest measured ones (`AS_TARGET`, `AS_OTHER`). These are of the same family
+where there are some, else models that use the memory as much. The factor of a co-run is the prediction of a fit to all
+measurements, times a residual of that fit. The residual is drawn once per co-run: it stays the same, and no planner
+knows it. Planners know a linear model (the paper's) or a pressure model (ours) fitted to the same measurements, ours
+also at its 95 % quantile.
 """
 
 from __future__ import annotations
@@ -309,6 +310,6 @@ def _print(rows: Sequence[dict[str, Any]], quick: bool) -> None:
             for planner in planners[1:]
         }
         said = ", ".join(f"{planner} {count}" for planner, count in refused.items())
-        console.print(f"workloads whose blind rate is refused: {said}")
+        console.print(f"workloads with a refused blind rate: {said}")
     if quick:
         console.print("quick: one seed of arrivals and of the world, shorter simulations")

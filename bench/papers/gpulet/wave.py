@@ -1,9 +1,9 @@
-"""A load that comes and goes for 3,200 s on eight simulated GPUs, planned every 20 s: who keeps its SLOs with what.
+"""A load that rises and falls for 3,200 s on eight simulated GPUs, planned every 20 s: SLOs kept and GPUs used.
 
-As GPU-let (ATC 2022), Figure 14: the third scenario's models, Poisson arrivals whose rates rise and fall twice, each
-model at its own time, the second time higher. Every 20 s a tracker has seen the arrivals up to then; where they no
+As GPU-let (ATC 2022), Figure 14: the third scenario's models, with Poisson arrivals. Their rates rise and fall twice,
+each model at its own time, the second time higher. Every 20 s a tracker has seen the arrivals up to then. Where they no
 longer fit the plan, the number of GPUs and the plan are chosen anew (`plan.scaling`). Getting there takes 10 to 15 s,
-in which the old plan serves. A GPU counts from the moment it is asked for until it is given back. Latencies, padding,
+in which the old plan serves. A GPU counts from the moment of its request until it is given back. Latencies, padding,
 tracker, scaling and runtime are the same for all planners; interference happens to all of them.
 """
 

@@ -1,11 +1,11 @@
-"""How many units of a detector can ever pay on the CPU, by what a launch on the GPU costs and what a crossing costs.
+"""How many units of a detector can ever pay on the CPU, by the cost of a launch on the GPU and of a crossing.
 
-A group of operators pays by itself on a lane of the CPU if the GPU is spared more than the copies cost it, which keep
-its queue as in the engine of the paper; and if the group is done there, its copies too, before the GPU has done what
-does not wait for it (itself, had it stayed, and what runs beside). Groups are the product's units, and blocks of
-operators between hubs of 12, 4 and 2 neighbours: branches, pieces of them, chains. A unit can pay if all of its
-operators are in groups that do. A tensor from outside that several groups read is copied once: each bears its part.
-So this is generous: how many can pay at all, not how many pay together.
+A group of operators pays by itself on a lane of the CPU under two conditions. First, the GPU is spared more than the
+copies cost it, which keep its queue as in the engine of the paper. Second, the group and its copies end in time. That
+is before the GPU has done all operators that do not wait for the group, and the group itself, had it stayed. Groups are
+the product's units, and blocks of operators between hubs of 12, 4 and 2 neighbours: branches, parts of them, chains. A
+unit can pay if all of its operators are in groups that do. A tensor from outside that several groups read is copied
+once: each bears its part. So this is generous: how many can pay at all, not how many pay together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def break_even(model: str) -> list[dict[str, Any]]:
 
 
 def _facts(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> dict[str, NDArray[np.float64]]:
-    """By group: operators, times, copies (parts of them) and the time of their bytes, and what runs beside it."""
+    """By group: operators, times, copies (parts of them) and the time of their bytes, and the operators beside it."""
     size = problem.size
     before = np.zeros((size, size), dtype=bool)
     for i, preds in enumerate(problem.preds):

@@ -1,17 +1,18 @@
 """Task graphs of the wide detectors, and of ResNet-50, in a drawn world of a GPU and a CPU.
 
-What is computed, and what reads what, is from our own files (`_zoo_graphs.py`): Faster and Mask R-CNN and SSD on
-ResNet-34 with suppression unrolled by class, 2,100 to 2,800 operators that compute with fan-outs of 80 and 90, where
-the paper's files have 2,570 to 3,020 and 83. A task is an operator, as in the paper; views (reshapes) cost nothing.
+Operators and their inputs are from our own files (`_zoo_graphs.py`): Faster and Mask R-CNN and SSD on ResNet-34, with
+suppression unrolled by class. They have 2,100 to 2,800 operators that compute, with fan-outs of 80 and 90. The paper's
+files have 2,570 to 3,020 and 83. A task is an operator, as in the paper; views (reshapes) cost nothing.
 
-Times are calibrated to the paper. On the GPU an operator takes the launch cost, and as long as its multiply-adds and
-its bytes would take the paper's card at its peak, times one factor, by which all on the GPU takes what the baseline
-does at a launch cost of 8 us (1.4 for SSD to 2.1 for Faster R-CNN). On the CPU it takes what small
-operators do there (7 us by Table 2), its bytes at the rate of the processor, and its multiply-adds' time on the GPU
-as many times as the CPU is slower. In a class's branch the paper's files work on the some tens of boxes above a
-threshold, ours on all: there tensors are taken to be small. Drawn for each world, log-uniformly: launch cost, rate
-and latency of PCIe, the CPU's time of small operators, its rate, how much slower it is; and the number of its lanes,
-sets of its cores that share its rate.
+Times are calibrated to the paper. On the GPU an operator takes the launch cost and a time by roofline, times one
+factor. The roofline time is that of its multiply-adds and its bytes on the paper's card at its peak. The factor (1.4
+for SSD to 2.1 for Faster R-CNN) gives all on the GPU the baseline's time at a launch cost of 8 us. On the CPU an
+operator takes the sum of three times. One is that of small operators there (7 us by Table 2). The second is that of its
+bytes at the rate of the processor. The third is that of its multiply-adds on the GPU, times the slowdown of the CPU.
+
+In a class's branch the paper's files work on the some tens of boxes above a threshold, ours on all. There tensors are
+taken to be small. Drawn for each world, log-uniformly: launch cost, rate and latency of PCIe, the CPU's time of small
+operators, its rate and its slowdown. The number of its lanes, sets of its cores that share its rate, is drawn too.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Rows = Iterator[tuple[str, dict[str, str]]]
 def read_graph(graph: Path, edges: Path | None, links: Sequence[str] = (), memory: Sequence[str] = ()) -> TaskGraph:
     """The task graph that tables and options describe. Links hold in both directions, unless both are given.
 
-    Raises BenchError, which names file, line and what was expected.
+    Raises BenchError, which names file, line and the expected value.
     """
     times, memories = _tasks(graph)
     devices = list(dict.fromkeys(device for row in times.values() for device in row))

@@ -37,7 +37,7 @@ class GraphWriter:
 
     @property
     def tensors(self) -> tuple[UnitTensor, ...]:
-        """All tensors that somebody reads."""
+        """All tensors with a reader."""
         return tuple(
             UnitTensor(f"{name}>", self._numbers[name], tuple(readers), self._sizes[name])
             for name, readers in self._readers.items()

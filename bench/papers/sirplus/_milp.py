@@ -1,7 +1,7 @@
 """The MILP of SIR+, section 5, as we read it.
 
-One start S_i and end F_i = S_i + sum of D_id mu_id; F_j + copy <= S_i for every edge whose ends are on different
-devices; of two tasks that neither precedes and that share a device one ends before the other starts (big M). As printed
+One start S_i and end F_i = S_i + sum of D_id mu_id. For every edge with ends on different devices, F_j + copy <= S_i.
+Of two tasks that share a device, where neither precedes the other, one ends before the other starts (big M). As printed
 it forbids one task to start when another ends, and lets devices exclude where no task is.
 """
 

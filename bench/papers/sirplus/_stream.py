@@ -1,6 +1,6 @@
 """Many queries of one task graph in flight: the placement's dispatcher and evaluator on as many copies of the graph.
 
-A query's arrival is a task of its own, on a lane that only keeps time. Lanes take what is ready, of the oldest query
+A query's arrival is a task of its own, on a lane that only keeps time. Lanes take ready tasks, of the oldest query
 first, and of a query in the order of its plan. Nothing is known before it happens: times are those of the world, orders
 those of the plan.
 """

@@ -1,8 +1,8 @@
-"""The operators of the zoo's files as tables: what a placement needs of them, without torch and without their weights.
+"""The operators of the zoo's files as tables: input for a placement, without torch and without their weights.
 
-A table has a row for each operator in the file's order: its type, the unit that it is fused into (`graph/units`),
-multiply-adds, bytes of weights, what it reads and the bytes of what it makes. `reads` names rows of this table, and the
-number of the output where it is not the first; inputs of the graph are left out.
+A table has a row for each operator in the file's order. It has its type, the unit that it is fused into
+(`graph/units`), multiply-adds, bytes of weights, its inputs and the bytes of its outputs. `reads` names rows of this
+table, and the number of the output where it is not the first; inputs of the graph are left out.
 
 `python -m bench.papers.sirplus._zoo_graphs FOLDER` writes the tables again from a repository that
 `python -m bench.zoo` made in FOLDER.
@@ -57,9 +57,10 @@ def operators_of(dfg: Dfg) -> list[ZooOperator]:
 
 
 def computing(operators: Sequence[ZooOperator]) -> list[ZooOperator]:
-    """The operators that compute something of the picture: neither views nor what is the same for all pictures.
+    """The operators that compute something of the picture: neither views nor values that are the same for all pictures.
 
-    Who reads a view reads what it shows. What does not come from the first operator depends on shapes alone.
+    A reader of a view reads the operator behind it. Values that do not come from the first operator depend on shapes
+    alone.
     """
     numbers: dict[int, int] = {}
     shown: dict[tuple[int, int], tuple[int, int]] = {}

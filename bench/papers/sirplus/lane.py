@@ -1,4 +1,4 @@
-"""What lanes of a placed model cost: a linear model on one lane, and handing a piece over to another core.
+"""The cost of lanes of a placed model: a linear model on one lane, and handing a task over to another core.
 
 Source of the goal: waking a sleeping core takes 14 to 19 us by the kernel, which `bare_lock_us` measures beside it.
 """
@@ -121,7 +121,7 @@ def _piece(core: int, waits: int, *followers: int) -> PlacedPiece:
 
 
 def _asleep(lane: Lane, turns: int) -> list[float]:
-    """From the end of a piece here to the start of the one on the lane, which has slept for a while."""
+    """From the end of a task here to the start of the one on the lane, which has slept for a while."""
     pieces = (_piece(0, 0, 1), _piece(1, 1))
     stamps = [0, 0]
 
@@ -138,7 +138,7 @@ def _asleep(lane: Lane, turns: int) -> list[float]:
 
 
 def _queued(lane: Lane, turns: int) -> list[float]:
-    """From the end of a piece on the lane to the start of the next, whose inputs came from here meanwhile."""
+    """From the end of a task on the lane to the start of the next, with inputs that came from here meanwhile."""
     pieces = (_piece(0, 0, 2), _piece(1, 0, 2), _piece(1, 2))
     stamps = [0, 0, 0]
 

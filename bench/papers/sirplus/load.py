@@ -1,13 +1,13 @@
 """SIR+: latency and p99 against load, and peak throughput, of the wide detectors in drawn worlds of a GPU and a CPU.
 
-As Figures 4 and 5 and Tables 6 and 7, in simulation: queries arrive at random, several are in flight, the GPU and the
-lanes of the CPU take what is ready, of the oldest query first (`_stream.py`). Graphs and worlds are those of
-`sirplus-strategies` (lanes as drawn, copy engines); ResNet-50 is the linear control. Plans are made on what is
-believed: in the world every task takes its own random factor of that on each device, and another one in each query
-(log-normal, 10 % each). The same arrivals and times meet all plans. *Ours* is the plan that a simulation of what is
-believed, with other arrivals, takes for best at that load: of those, Comm+SD's and the sequential one among them,
-that are not slower than the latter when alone. Load is a share of what one query after the other on the GPU can do;
-the paper's 6 and 15 queries a second on PF1 are 0.38 and 0.96 of what its baseline can.
+As Figures 4 and 5 and Tables 6 and 7, in simulation. Queries arrive at random, and several are in flight. The GPU and
+the lanes of the CPU take ready tasks, of the oldest query first (`_stream.py`). Graphs and worlds are those of
+`sirplus-strategies` (lanes as drawn, copy engines); ResNet-50 is the linear control. Plans are made on predicted times.
+In the world every task takes a random factor of its prediction on each device, and another one in each query. Both are
+log-normal, 10 % each. The same arrivals and times meet all plans. *Ours* is the best plan at that load by a simulation
+with predicted times and other arrivals. Candidates are the plans that are not slower than the sequential one
+when alone, with Comm+SD's and the sequential one among them. Load is a share of the rate of one query after the other
+on the GPU. The paper's 6 and 15 queries a second on PF1 are 0.38 and 0.96 of its baseline's rate.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOW, HIGH = 0.38, 0.96
 LOADS = (0.2, LOW, 0.6, 0.8, HIGH)
 QUICK_LOADS = (LOW, HIGH)
 ERROR = NOISE = 0.1
-"""Coefficients of variation: of what is believed of a task, and of a task's times from query to query."""
+"""Coefficients of variation: of the predicted time of a task, and of a task's times from query to query."""
 SEQUENTIAL, COMM_SD, OURS = "sequential", "comm_sd", "ours"
 OURS_LATENCY, OURS_LOADED = "ours, for latency", "ours, for throughput"
 PRINTED = {"faster_rcnn": "FasterRCNN", "mask_rcnn": "MaskRCNN", "ssd": "SSD"}

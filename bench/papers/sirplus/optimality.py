@@ -1,6 +1,6 @@
 """SIR+: placements against exact solvers and bounds, on generated graphs, the wide detectors, or a graph of yours.
 
-Graphs are chains with fan-out and random wide ones, five of each, of a GPU and a CPU with a link of 12 GB/s; the
+Graphs are chains with fan-out and random wide ones, five of each, of a GPU and a CPU with a link of 12 GB/s. The
 detectors stand in a typical world (`bench/papers/sirplus/_detectors.py`). All strategies are judged by one evaluator,
 copies being delays there; gaps are those to the best bound that is known of a graph. CP-SAT runs from nothing, with one
 worker.

@@ -1,11 +1,12 @@
 """Wide models on two real cores: the best placement, one session of two threads, onnxruntime's parallel executor.
 
-For each model tasks are measured and three placements made: one lane of both cores, which is the sequential session
-with two threads; two lanes of one core each; and what the search finds among both. The best of them (another than the
-first where it gains as much as the planner counts as a gain), and the better of two settings of the parallel executor
-(two operators at once, each with one thread or with two; spinning off), are chosen in rounds of their own. Then all run
-in turns, in an order drawn anew each round; ratios are medians over rounds. CPU time is that of the whole process. One
-thread runs beside them: where its wall time is far above its CPU time, others were on the machine, and the row says so.
+For each model tasks are measured and three placements made. One has a lane of both cores, which is the sequential
+session with two threads. One has two lanes of one core each. One is the best that the search finds among both. Two
+candidates are then chosen in rounds of their own. One is the best placement: another than the first where it gains as
+much as the planner requires. One is the better of two settings of the parallel executor: two operators at once, each
+with one thread or with two; spinning off. Then all run in turns, in an order drawn anew each round; ratios are medians
+over rounds. CPU time is that of the whole process. One thread runs beside them. Where its wall time is far above its
+CPU time, other processes were on the machine, and the row says so.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ def _in_turns(ways: Mapping[str, Call], share: Share, rounds: int, most_s: float
 
 
 def _parallel(path: Path, threads: int) -> ort.InferenceSession:
-    """onnxruntime's parallel executor: two operators at once, each on so many threads; nobody spins."""
+    """onnxruntime's parallel executor: two operators at once, each on so many threads, without spinning."""
     options = ort.SessionOptions()
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.inter_op_num_threads, options.intra_op_num_threads = 2, threads

@@ -1,14 +1,14 @@
 """SIR+: latency and throughput of every strategy on the wide detectors, in drawn worlds of a GPU and a CPU.
 
-Graphs are those of our own files, times are calibrated to the paper's on one GPU, with launch cost, PCIe, speed and
-lanes of the CPU drawn (`bench/papers/sirplus/_detectors.py`). Two ways to copy are shown. *lane*: a copy keeps the
-GPU's queue, as in the engine of the paper; with one lane on the CPU this is what Tables 1 to 3 are compared with.
-*engine*: a copy engine a direction, lanes as drawn; gains are taken there, for all strategies alike.
+Graphs are those of our own files, and times are calibrated to the paper's on one GPU. Launch cost, PCIe, speed and
+lanes of the CPU are drawn (`bench/papers/sirplus/_detectors.py`). Two ways to copy are shown. *lane*: a copy keeps the
+GPU's queue, as in the engine of the paper. With one lane on the CPU this is the setting of Tables 1 to 3. *engine*: a
+copy engine a direction, lanes as drawn; gains are taken there, for all strategies alike.
 
 Latency is the makespan of one query, against the sequential execution of all on the GPU. Throughput is that of the
-busiest resource under load, against queries one after the other, of plans whose latency is no worse than that.
-`noise`: the same plans, in the same order, when every task takes its own random factor of its time (log-normal, 10 %
-and 30 %). Last, how many units can ever pay on the CPU, by launch and crossing cost (`_break_even.py`).
+busiest resource under load, against queries one after the other. Only plans with no worse latency count. `noise`: the
+same plans, in the same order, when every task takes its own random factor of its time (log-normal, 10 % and 30 %).
+Last, how many units can ever pay on the CPU, by launch and crossing cost (`_break_even.py`).
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def decide_prema(
 ) -> int:
     """One decision of PREMA (HPCA 2020): one task at a time, on the fewest cores on which it is fastest.
 
-    Of those whose tokens reach the threshold the shortest goes, up to the first unit that ends `quantum_ns` from now or
-    later; then it is looked at anew who goes. Gives the number of changes in `out`.
+    Of the tasks with enough tokens the shortest goes. It runs up to the first unit that ends `quantum_ns` from now or
+    later; then the choice is made anew. Gives the number of changes in `out`.
     """
     count = 0
     if drops:

@@ -52,11 +52,10 @@ class ModelWise(BlockPolicy):
 
 @dataclass(frozen=True, slots=True)
 class LayerWise(BlockPolicy):
-    """Each layer gets Core(l), the fewest cores on which it keeps to its part of `target` of the SLO; the least slack
-    goes first where not all fit (Planaria, MICRO 2020).
+    """Each layer gets Core(l), the fewest cores on which it keeps to its part of `target` of the SLO.
 
-    `replan`: the budget of a layer is its part of what is left to the deadline, as in the original; else its part of
-    the SLO.
+    The least slack goes first where not all fit (Planaria, MICRO 2020). With `replan` the budget of a layer is its part
+    of the time that is left to the deadline, as in the original. Else it is its part of the SLO.
     """
 
     replan: bool = True

@@ -11,8 +11,9 @@ def met_in_time(times: Any, who: Any, slo: Any, work: Any, met: Any) -> int:
     """Counts in `met` how many queries of each tenant end in time; gives how many do in all.
 
     `work` is by tenant, in ns of the server: the least core time with which a query can be in time, over the cores. The
-    earliest deadline goes first; who cannot be in time any more is given up. It ignores that a query cannot use all
-    cores well, that memory is shared and what a switch costs, so no policy does better at loads that can be borne.
+    earliest deadline goes first; a query that cannot be in time any more is dropped. It ignores that a query cannot use
+    all cores well, that memory is shared, and the cost of a switch. So no policy does better at loads that can be
+    borne.
     """
     n = len(times)
     deadline, left, tenant = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)

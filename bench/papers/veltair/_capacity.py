@@ -30,7 +30,7 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many arrivals are played: `seeds` times `queries` for what is reported, and for tuning."""
+    """How many arrivals are played: `seeds` times `queries` for reported figures, and for tuning."""
 
     queries: int = 4000
     seeds: int = 5
@@ -50,7 +50,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A rate that is borne at a target, and what was played at it; no rate where none is."""
+    """A rate that is borne at a target, and the results at it; no rate where none is."""
 
     qps: float
     target: float
@@ -58,7 +58,7 @@ class Capacity:
 
 
 def borne(stage: Stage, policy: BlockPolicy, given: Sequence[Arrivals], rate: float) -> tuple[Played, ...] | None:
-    """What comes of arrivals at a rate if every model has WITHIN of its queries in time, taken together; else None."""
+    """The results of arrivals at a rate if every model has WITHIN of its queries in time, taken together; else None."""
     ready = stage.cast(policy)
     counts = np.sum([each.counts for each in given], axis=0)
     allowed = np.floor(counts * (1 - WITHIN)).astype(np.int64)

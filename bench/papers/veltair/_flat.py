@@ -1,18 +1,18 @@
 """Flat rules of blocks of units: cores, pivots, thresholds, pressure. VELTAIR (ASPLOS 2022), sections 4.2 and 4.3.
 
-A copy of the product's rules (`techniques/layer_blocks/policy`) for benchmarks that play millions of decisions: this
+A copy of the product's rules (`techniques/layer_blocks/policy`) for benchmarks that play millions of decisions. This
 module, `_flat_blocks` and `_flat_slack` have ints, floats and flat sequences alone, which numba compiles as they stand.
-A test holds both equal. What a sequence holds:
+A test holds both equal. The sequences:
 
 `dims` has four numbers a model m from 4 * m on: units, versions, pressure levels and cores. `spans` is `Spans.ns` of
 one model and `moved` its `Spans.moved` (core/predictor.py). Times are ns, `bandwidth` is bytes per ns.
 
-`jobs` has FIELDS numbers a job from FIELDS * row on, by the names below. A job is a batch: it waits (has never run),
-is paused between two of its blocks, runs a block that can grow, or runs one that cannot, for want of a stop before its
-end or since it is growing. Rules write what they decide into the rows, so that these stay true. They say what they have
-done in `out`, which has ACTS numbers a change: the row; START, GROW or DROP; the end of the block; its version; its
-cores; the cores that it was to have, 0 where it has them; its predicted time; the pressure that this is predicted at,
-in per cent.
+`jobs` has FIELDS numbers a job from FIELDS * row on, by the names below. A job is a batch in one of four states. It
+waits (has never run), is paused between two of its blocks, runs a block that can expand, or runs one that cannot. The
+last has no stop before its end, or expands already. Rules write their decisions into the rows, so that these stay true.
+They report the changes in `out`, with ACTS numbers a change: the row; START, GROW or DROP; the end of the block; its
+version; its cores; the cores that it was to have (0 where it has them). Then come its predicted time, and the pressure
+of this prediction in per cent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SINCE and DUE are when its block began and is predicted to end. RANK is its prio
 WAITS, PAUSED, RUNS, FIXED = range(4)
 """States: FIXED runs and cannot grow now."""
 GONE = -1
-"""The state of a job that has been given up: its row counts no more."""
+"""The state of a job that has been shed: its row counts no more."""
 ACTS = 8
 START, GROW, DROP = range(3)
 NEVER = 1 << 62
@@ -114,12 +114,14 @@ def fill_tight(
     most: int,
     tight: MutableSequence[float],
 ) -> None:
-    """How tight each unit is on each number of cores: its budget, per ns that it takes alone, below which it asks for
-    more than these; 0 where more do not help. `tight[(level * cores + c - 1) * units + u]`, of the version made for
-    the level where the policy `adapts`, else of the first.
+    """How tight each unit is on each number of cores; 0 where more cores do not help.
 
-    The static QoS of a layer is its share of the target by time alone on all cores, so that none is infeasible;
-    by operations small layers are.
+    That is the budget, per ns that the unit takes alone, below which it asks for more cores than these. It is in
+    `tight[(level * cores + c - 1) * units + u]`. The version is the one for the level where the policy `adapts`, else
+    the first.
+
+    The static QoS of a layer is its share of the target by time alone on all cores, so that none is infeasible. Shares
+    by operations make small layers infeasible.
     """
     units, levels, cores = dims[4 * model], dims[4 * model + 2], dims[4 * model + 3]
     solo = base_of(dims, model, 0, 0, most)
@@ -183,8 +185,8 @@ def rate_of(
 ) -> float:
     """Budget of a job's units per ns that they take alone on all cores.
 
-    Static: the target's share of its SLO, spread over the whole model. With `replans`: the same share of what is left
-    to its deadline, spread over the units that are left; once that has passed it is static again.
+    Static: the target's share of its SLO, spread over the whole model. With `replans`: the same share of the time that
+    is left to its deadline, spread over the units that are left. Once the deadline has passed it is static again.
     """
     at = FIELDS * row
     model = jobs[at + MODEL]
@@ -231,7 +233,7 @@ def drawn_now(
 
 
 def pressure_of(drawn: float, bandwidth: float, beside: float) -> float:
-    """Pressure from 0 to 1: what is drawn over the bandwidth, where that is known, and what others make of it."""
+    """Pressure from 0 to 1: blocks' traffic over the bandwidth, where that is known, and other processes' pressure."""
     pressure = beside + (drawn / bandwidth if bandwidth > 0 else 0.0)
     return pressure if pressure < 1.0 else 1.0
 
@@ -300,8 +302,8 @@ def drop_hopeless(
     out: MutableSequence[int],
     count: int,
 ) -> int:
-    """Give up the jobs that do not run and that no number of cores can end in time, alone. Gives the
-    number of changes."""
+    """Shed the jobs that do not run and that no number of cores can end in time, alone. Gives the number of
+    changes."""
     for row in range(rows):
         at = FIELDS * row
         if 0 <= jobs[at + STATE] <= PAUSED:

@@ -138,8 +138,10 @@ def block_ns(
 def first_to_go(
     jobs: Sequence[int], rows: int, by_slack: bool, dims: Sequence[int], spans: Sequence[Sequence[int]], total: int
 ) -> int:
-    """The job that goes next among those that do not run: who holds cores of his own, then by priority, then in the
-    order of arrival, or `by_slack`, the least first. -1 where there is none. A job passed over has CORES of -1."""
+    """The job that goes next among those that do not run; -1 where there is none. A job passed over has CORES of -1.
+
+    Jobs that hold cores of their own come first, then by priority. Then the order is that of arrival, or `by_slack`,
+    the least first."""
     best, best_own, best_rank, best_key = -1, 0, 0, 0
     for row in range(rows):
         at = FIELDS * row
@@ -276,7 +278,7 @@ def decide_blocks(
         model = jobs[at + MODEL]
         cores = wanted
         if not has_grown and cores > jobs[at + CORES]:
-            cores = jobs[at + CORES]  # its own first; those who wait to grow take theirs before it takes more
+            cores = jobs[at + CORES]  # its own first; waiting expansions take theirs before it takes more
             if cores > free:
                 cores = free
             held = cores

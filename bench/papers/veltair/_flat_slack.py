@@ -1,12 +1,12 @@
 """Flat rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack.
 
-How they are written, and what `jobs` and `out` hold, is in `_flat`. A *plan* of a model at a level and a price says for
-each unit on how many cores a block that begins there runs, and up to which unit these are held. Prices are in cores:
-a unit that takes t on c cores costs (c + price) * t, so at a price of 0 the least core time wins, and the higher the
-price the sooner it is over. `prices` rise; with g for one of them and u for a unit,
+`_flat` says how they are written, and describes `jobs` and `out`. A *plan* of a model is for a level and a price. For
+each unit it has the number of cores for a block that begins there, and the unit up to which these are held. Prices are
+in cores: a unit that takes t on c cores costs (c + price) * t. So at a price of 0 the least core time wins, and at
+higher prices the model ends sooner. `prices` rise; with g for one of them and u for a unit,
 
-    ends[(level * G + g) * units + u], widths[...] of the block that begins at u,
-    lefts[(level * G + g) * (units + 1) + u], works[...] the time and the core time from u to the end of the model.
+    `ends[(level * G + g) * units + u]`, `widths[...]` of the block that begins at u.
+    `lefts[(level * G + g) * (units + 1) + u]`, `works[...]`: time and core time from u to the end of the model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fill_plan(
 ) -> None:
     """Fill the plan number `index` of a model: where its blocks are cut and on how many cores of `choices` each runs.
 
-    Dynamic programming from the last unit back over the number of cores that a unit runs on: the next unit keeps them,
+    Dynamic programming from the last unit back over the number of cores that a unit runs on. The next unit keeps them,
     or takes the best number for `switch_ns` more. Traffic costs `byte_cost` a byte. Exact for the predicted times;
     O(units x choices). The `now_*` are scratch, as long as `choices`, of which none is beyond the cores of the model.
     """
@@ -175,8 +175,9 @@ def dearest_within(widths: Sequence[int], base: int, step: int, count: int, unit
 
 
 def end_within(spans: Sequence[int], base: int, start: int, end: int, quantum_ns: float) -> int:
-    """Where a block that begins at `start` ends, at `end` at most: behind the last unit that is over within the
-    quantum, and behind one at least."""
+    """The end of a block that begins at `start`, at `end` at most.
+
+    It is behind the last unit that is over within the quantum, and behind one at least."""
     low, high = start + 1, end
     while low < high:
         middle = (low + high + 1) // 2
@@ -226,11 +227,11 @@ def most_urgent(
     total: int,
     patience: float,
 ) -> int:
-    """The job that goes next: by priority, then who has begun and must go on, then by deadline. -1 where there is none.
+    """The job that goes next, or -1: by priority, then jobs that have begun and must go on, then by deadline.
 
-    Who has begun must go on where no more than `patience` times what it needs at least, alone on all cores, is left to
-    its deadline. Else heavy models, whose deadlines are far, would begin and never get enough to end; before that they
-    can wait, and would keep those with near deadlines from few cores.
+    A job that has begun must go on when its deadline is near. Then at most `patience` times its least time, alone on
+    all cores, is left to the deadline. Without that rule heavy models with far deadlines would begin and never get
+    enough to end. Before that time they can wait, and would keep jobs with near deadlines from few cores.
     """
     best, best_rank, best_deadline, best_presses = -1, 0, 0, False
     for row in range(rows):
@@ -277,13 +278,16 @@ def decide_slack(
 ) -> int:
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by TARGET and on.
 
-    Who has begun and must go on first, then deadlines. A job needs the cores of the least price of time at which it
-    takes `target` of what is left to its deadline. What the needs of all leave is shared out equally, as far as it
-    makes blocks faster: who is alone takes what there is, many share, who is late pays with more cores, and where the
-    needs are more than the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so
-    that all is looked at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits
-    for a block that runs, and nobody passes it. A waiting job that now needs more core time than a new one of its class
-    would (`preferred[model][level]`), while others wait, is given up: the time is theirs.
+    1. Jobs that have begun and must go on come first, then deadlines.
+    2. A job needs the cores of the least price of time at which it takes `target` of the time left to its deadline.
+    3. The cores that the needs of all leave are shared out equally, as far as they make blocks faster. So a job alone
+       takes all of them, and many jobs share. A late job pays with more cores. Where the needs are more than the
+       machine, later jobs in the order get the rest.
+    4. A block ends after `quantum_ns`, so that all is looked at again soon.
+    5. Where fewer than `narrow` of its cores are free, a job that has not begun waits for a running block, and no job
+       passes it.
+    6. A waiting job may come to need more core time than a new one of its class (`preferred[model][level]`). It is shed
+       while others wait.
     """
     target, quantum_ns, narrow, patience = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[PATIENCE]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0

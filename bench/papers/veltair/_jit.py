@@ -15,7 +15,7 @@ from bench._registry import BenchError
 
 
 def loaded(module: str, given: Mapping[str, Any] | None = None, *, compiled: bool = True) -> ModuleType:
-    """A copy of a module whose functions are compiled, and those that it imports from other modules of ours as well.
+    """A copy of a module with compiled functions, and of the modules of ours that it imports.
 
     `given` are names of it that stand for something else. Raises BenchError where numba is asked for and not there.
     """

@@ -47,8 +47,8 @@ BLOCKS, PREMA, SLACK, WHOLE = range(4)
 """Families of rules."""
 HELD, LAUNCHES, CONFLICTS, DECISIONS, GROWTHS, UNITS = range(6)
 VERSIONS_FROM = 8
-"""What `stats` counts: core-ns that launches held, launches, those that got too few cores, decisions, growths, units,
-and from VERSIONS_FROM on the units that ran in each version."""
+"""The counters of `stats`: core-ns that launches held, launches, those that got too few cores, decisions, expansions,
+units. From VERSIONS_FROM on come the units that ran in each version."""
 STATS = 32
 _LOWEST = 1 << 16
 
@@ -82,11 +82,11 @@ def play(
 ) -> int:  # fmt: skip
     """Play all arrivals and give the time of the last event; -1 when a tenant has missed more than `most_misses`.
 
-    `times` are those of the arrivals in ns, in order, and `who` the number of the tenant of each; `slo` and `admit`,
-    the least time that a query is believed to take, are by tenant. Those that begin with w_ are what the world takes
-    (see `profile.version_table.UnitCosts`), one tenant after another from `w_at` on. `family` to `preferred` are what
-    the rules take: `ints` and `floats` are the options of the family, the tables of the tenants are rows of arrays.
-    Writes the end and the outcome of each query, and adds to `stats`.
+    `times` are those of the arrivals in ns, in order, and `who` the number of the tenant of each. `slo` and `admit`,
+    the least predicted time of a query, are by tenant. Arguments with w_ are the costs of the world (see
+    `profile.version_table.UnitCosts`), one tenant after another from `w_at` on. `family` to `preferred` are the
+    arguments of the rules: `ints` and `floats` are the options of the family, the tables of the tenants are rows of
+    arrays. Writes the end and the outcome of each query, and adds to `stats`.
     """
     n, tenants = len(times), len(slo)
     misses = np.zeros(tenants, np.int64)

@@ -1,10 +1,11 @@
-"""The seven models of the paper as layers: their operations, what they hold, and their times alone over cores.
+"""The seven models of the paper as layers: their operations, their tensors, and their times alone over cores.
 
 Only ResNet-50 was measured (profile_resnet50.csv; another file may be given). Times of the others are made from their
-operations, at the efficiency of ResNet-50's layers of like kind: at each core count a line t = o + macs / r, with the
-overhead o and the rate r of 1 x 1 convolutions fitted to those of ResNet-50 by least squares of relative errors, and
-the rate of larger kernels as their median once o is off. Two factors on that are free parameters of a world: depthwise
-layers have little to reuse and are slower per operation; matrix products have no halos and strides and are faster.
+operations, at the efficiency of ResNet-50's layers of like kind. At each core count they are a line `t = o + macs / r`.
+The overhead o and the rate r of 1 x 1 convolutions are fitted to those of ResNet-50 by least squares of relative
+errors. The rate of larger kernels is their median once o is off. Two factors on that are free parameters of a world.
+Depthwise layers have little to reuse and are slower per operation; matrix products have no halos and strides and are
+faster.
 
 BERT's rows are one encoder layer, of which BERT-large has 24. SSD is VGG16 at 300 x 300 (Liu et al., ECCV 2016, figure
 2), written down here. Everything is at batch 1, in fp32.
@@ -85,8 +86,8 @@ class Efficiency:
 def read_models(data_dir: Path, profile: Path | None = None) -> tuple[list[Model], Efficiency]:
     """The models of Table 2, and the efficiency of made ones.
 
-    `profile` has measurements of one or more of them in the form of profile_resnet50.csv, with which those of the data
-    folder are replaced; core counts may be missing. Raises BenchError for files that cannot be used.
+    `profile` has measurements of one or more of them in the form of profile_resnet50.csv. They replace those of the
+    data folder; core counts may be missing. Raises BenchError for files that cannot be used.
     """
     folder = data_dir / "veltair"
     layers = _layers(folder / "layers.csv")

@@ -1,6 +1,6 @@
 """A convolution on oneDNN, through its C interface: a yardstick, where the package onednn-cpu-gomp is installed.
 
-Tensors lie as oneDNN chooses; changes of layout are left out of what is timed.
+Tensors lie as oneDNN chooses; changes of layout are not timed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class OneDnn:
-    """Convolutions with what is fused to them, on as many threads as OMP_NUM_THREADS says."""
+    """Convolutions with the operators fused to them, on as many threads as OMP_NUM_THREADS says."""
 
     def __init__(self, lib: ctypes.CDLL) -> None:
         self._lib = lib

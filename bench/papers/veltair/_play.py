@@ -50,7 +50,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it. `end_ns` is -1 where it was broken off: somebody had missed too much."""
+    """The results. `end_ns` is -1 where the run was stopped early: a tenant had missed too much."""
 
     end_ns: int
     ends: Ints
@@ -183,8 +183,9 @@ class Stage:
 def least_work(costs: UnitCosts, slo_ns: int) -> int:
     """No query that ends in time takes less core time than this, whatever runs beside it.
 
-    Units may take any numbers of cores and versions; that their times add up to the SLO at most is relaxed (weak
-    duality): for any price of time, the least of core time and time at that price, less that of the SLO, is a bound.
+    Units may take any numbers of cores and versions. Their times must add up to the SLO at most; that is relaxed (weak
+    duality). For any price of time, take the least of core time and time at that price. Less the price of the SLO, it
+    is a bound.
     """
     ns = np.array(costs.ns, np.float64).reshape(costs.versions, costs.cores, costs.units).min(axis=0)
     cores = np.arange(1, costs.cores + 1)[:, None]

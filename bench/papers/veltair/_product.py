@@ -26,7 +26,7 @@ _OUTCOMES = {
 
 
 class Beliefs:
-    """What policies are told of a world: a BlockPredictor."""
+    """The predictions of policies for a world: a BlockPredictor."""
 
     beside = 0.0
 
@@ -46,7 +46,7 @@ class Beliefs:
 
 
 class Timed:
-    """A policy whose decisions are timed, in processor time: neighbours on the cores are not its own."""
+    """A policy with timed decisions, in processor time: neighbours on the cores are not its own."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,9 +1,9 @@
-"""What a policy of ours bears with other options, in worlds and on arrivals that are never reported.
+"""The rate that a policy of ours bears with other options, in worlds and on arrivals that are never reported.
 
     python -m bench.papers.veltair._tuning --classes mix,heavy --worlds 4 reserve=0.1,quantum_ms=2 reserve=0.2
 
-tries slack_blocks as it is and with each of the lists of options, and prints queries a second beside those of FULL, of
-the best published policy and of the bound, which are kept until their own rules change.
+tries slack_blocks as it is and with each of the lists of options. It prints queries a second beside those of FULL, of
+the best published policy and of the bound. These are kept until their own rules change.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def layer(problem: Problem, lanes: int) -> Any:
         lows, span = spans_of(p, lanes)
         width, deep = p.filters // p.groups, p.channels // p.groups
         if lows and (width % lanes or deep % lanes):
-            raise CompileError("TVM is given no layers whose groups are not whole blocks of channels")
+            raise CompileError("TVM is given no layers with groups that are not whole blocks of channels")
         b, c = te.reduce_axis((0, span), "b"), te.reduce_axis((0, lanes), "c")
         source = te.placeholder((blocks_of(p.channels, lanes), *plane, lanes), name="x")
         weights = te.placeholder((shape[0], span, high, wide, lanes, lanes), name="w")

@@ -28,7 +28,7 @@ _TRIED = 3
 _SEED = 1
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 _REFUSED_S = 1e9
-"""TVM notes 1e10 s for what could not be built."""
+"""TVM notes 1e10 s for a candidate that could not be built."""
 
 
 def target_text(target: Target) -> str:
@@ -149,7 +149,7 @@ class _Builder(PyBuilder):  # type: ignore[misc]
 
 
 class _Artifacts:
-    """What was built and waits to be run, by a name that TVM takes for its path."""
+    """A built candidate that waits to be run, by a name that TVM takes for its path."""
 
     waiting: dict[str, Any] = {}  # noqa: RUF012 - one for the process
 

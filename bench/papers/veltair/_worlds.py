@@ -1,24 +1,24 @@
-"""Worlds drawn from seeds: what of the paper's machine and compiled versions is not public, over plausible ranges.
+"""Worlds drawn from seeds: unpublished properties of the paper's machine and versions, over plausible ranges.
 
 * bandwidth, 72 to 102 GB/s: four channels of DDR4-3200 give 102.4 GB/s, of which streams sustain 70 to 95 %.
-* traffic, 0.6 to 1.0: the part of what the partition axes give (`many_core_rules.moved_bytes`) that reaches the memory;
+* traffic, 0.6 to 1.0: the part of the partition axes' bytes (`many_core_rules.moved_bytes`) that reaches the memory;
   caches serve the rest. At 0.8 four ResNet-50 on 16 cores draw 150 GB/s with the worse axis in each layer, 65 with the
   better.
-* robust, 5 to 40 %: how much slower the version of least traffic is alone, half to one and a half of it by layer.
+* robust, 5 to 40 %: how much slower the version of least traffic is alone. By layer it is half to one and a half of it.
   Figure 6 has a factor of 2 to 3 for one layer that was chosen to show it; figure 7a has a few per cent.
-* conflict, 100 to 400 us: mean cost of a conflict. 220 us in the paper, whose ratio of mean to median is kept.
-* belief, 0 to 10 %: spread of the logarithm of believed over true times, by unit.
+* conflict, 100 to 400 us: mean cost of a conflict. 220 us in the paper; its ratio of mean to median is kept.
+* belief, 0 to 10 %: spread of the logarithm of predicted over true times, by unit.
 * depthwise, 2 to 6: how many times slower an operation of a depthwise layer is than one of other layers.
-* product, 1 to 1.5: how many times faster an operation is in matrix products than in convolutions, which reach 56 % of
-  the peak of a core on 8 cores and 42 % on 56.
+* product, 1 to 1.5: how many times faster an operation is in matrix products than in convolutions. Convolutions reach
+  56 % of the peak of a core on 8 cores and 42 % on 56.
 * cold, 1 to 4: units at the start of a query that wait for their weights before they begin; later ones are prefetched.
 
-Of the drawn worlds those are kept in which four ResNet-50 on 16 cores each, all in their fastest versions, take 1.4 to
-1.8 times as long as alone: the range of figure 1b.
+Of the drawn worlds some are kept, by the time of four ResNet-50 on 16 cores each, all in their fastest versions. They
+take 1.4 to 1.8 times as long as alone: the range of figure 1b.
 
-An implementation is `k` of VERSIONS: alone it takes 1 + robust * (k / (VERSIONS - 1)) ** 1.5 of the measured time, and
-it moves a geometric mean of what the worse and the better partition axis move, so that the first is the fastest alone
-and the last moves the least. For each level of pressure the one is taken that is fastest there, over 4 to 32 cores.
+An implementation is `k` of VERSIONS: alone it takes `1 + robust * (k / (VERSIONS - 1)) ** 1.5` of the measured time. It
+moves a geometric mean of the bytes of the worse and of the better partition axis. So the first is the fastest alone and
+the last moves the least. For each level of pressure the one is taken that is fastest there, over 4 to 32 cores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A model in a world: what its units really cost, and what is believed of them."""
+    """A model in a world: the real costs of its units, and the predicted ones."""
 
     model: Model
     real: VersionTable
@@ -99,7 +99,7 @@ def draw(seed: int) -> Drawn:
 
 
 def kept_worlds(data_dir: Path, first: int, wanted: int) -> list[Drawn]:
-    """The first of the drawn worlds, from a seed on, whose interference is in the range of figure 1b.
+    """The first of the drawn worlds, from a seed on, with interference in the range of figure 1b.
 
     It is that of the data folder's ResNet-50, whatever else is measured: worlds are machines. Raises BenchError where
     hardly any is.

@@ -25,7 +25,7 @@ from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 TVM_TRIALS = 2
 TVM_PACKAGES = "apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
-"""Releases whose interfaces the search uses; 0.3 GB."""
+"""Releases with interfaces that the search uses; 0.3 GB."""
 _REST_S = 0.004
 """After a turn on several cores: threads that wait for more work spin so long at most."""
 
@@ -134,7 +134,7 @@ def _tvm(cores: Sequence[int], folder: Path) -> Opener | str:
 
 
 def _check(problem: Problem, trial: Trial, got: Any) -> None:
-    """One pixel of the output by hand, so that nobody is timed at something else."""
+    """One pixel of the output by hand, so that no yardstick is timed at something else."""
     y, x = problem.out_height // 2, problem.out_width // 2
     (top, left), (high, wide) = problem.pads[:2], problem.extent
     most = max(problem.pads)

@@ -1,9 +1,9 @@
 """How fine to cut models: 30,000 ResNet-50 queries at several rates, as in figures 3 and 5 of VELTAIR.
 
-Satisfaction, latency and conflicts, a query and a launch, of whole models, layers, blocks of 6 and 11, dynamic blocks
-(FULL, and AS without versions) and ours, with Poisson and with evenly spaced arrivals. Every policy is judged at its
-own best target, the one with the highest satisfaction at that rate on other arrivals; beliefs, drop rule and merging
-are the same for all.
+Figures are satisfaction, latency and conflicts, a query and a launch. Policies are whole models, layers, blocks of 6
+and 11, dynamic blocks (FULL, and AS without versions) and ours. Arrivals are Poisson and evenly spaced. Every policy is
+judged at its own best target, the one with the highest satisfaction at that rate on other arrivals. Predictions, drop
+rule and merging are the same for all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Generated kernels beside onnxruntime: every distinct convolution of ResNet-50 and MobileNet-V2, and whole models.
 
-A layer runs with what is fused to it. onnxruntime gets the same operator in the form its optimiser gives it (its own
-blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (package
-apache-tvm, the best of a few trials of its search) run beside them in processes of their own, where they are installed:
-yardsticks.
+A layer runs with the operators fused to it. In onnxruntime the same operator runs through an IO binding, as its
+optimiser rewrote it (its own blocked layout, changes of layout left out). Yardsticks run beside them in processes of
+their own, where they are installed. They are oneDNN (package onednn-cpu-gomp) and TVM (package apache-tvm, the best of
+a few trials of its search).
 Runs alternate, each after one that is not timed; figures are lower quartiles: of CPU time on one core, of wall time on
 two. Kernels are the fastest of some candidates; they are kept in the user's cache.
 """
@@ -230,7 +230,7 @@ def _engine(problem: Problem, trial: Trial, cores: tuple[int, ...]) -> Callable[
 
 
 def _blocked(model: onnx.ModelProto) -> bytes:
-    """The model as onnxruntime optimises it, cut down to its convolution, whose tensors lie in blocks of channels."""
+    """The model as onnxruntime optimises it, cut down to its convolution, with tensors in blocks of channels."""
     folder = cache_folder() / NAME
     file = folder / "layer.onnx"
     options = session_options(1, optimise=True)
@@ -244,7 +244,7 @@ def _blocked(model: onnx.ModelProto) -> bytes:
     shapes = {info.name: [d.dim_value for d in info.type.tensor_type.shape.dim] for info in model.graph.input}
     first = shapes["x"]
     is_blocked = node.domain == "com.microsoft.nchwc"
-    # Channels are filled up to whole blocks, whose size is the processor's: the weights say to how many.
+    # Channels are filled up to whole blocks of the processor's size: the weights say to how many.
     weights = next(each.dims for each in constants if each.name == node.input[1])
     groups = next((each.i for each in node.attribute if each.name == "group"), 1)
     dims = {node.input[0]: [1, weights[1] * groups, *first[2:]] if is_blocked else first}

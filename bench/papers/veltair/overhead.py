@@ -1,8 +1,8 @@
-"""What decisions of the policies of blocks cost: time a query for each model, and of forming one block of 300 units.
+"""The cost of decisions by the policies of blocks: time a query for each model, and of forming one block of 300 units.
 
-The product's own policies decide for queries of each model of Table 2 in the simulated processor of 64 cores, at half
-of the rate at which its cores would be full; the processor time of `decide` is summed up and divided by the queries.
-The paper says that its decisions take less than 100 us a query.
+The product's own policies decide for queries of each model of Table 2 in the simulated processor of 64 cores. The rate
+is half of the one at which its cores would be full. The processor time of `decide` is summed up and divided by the
+queries. The paper says that its decisions take less than 100 us a query.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Kernels of ResNet-50 beside others who use the memory: the paper's Figures 6 and 7, measured on this machine.
+"""Kernels of ResNet-50 beside other users of the memory: the paper's Figures 6 and 7, measured on this machine.
 
 Every distinct convolution's candidates are timed on one core beside none, some and all of the other cores copying
-memory, in turns (lower quartiles of CPU time), at five levels of pressure. Figure 6: the versions of the layer 14 x 14,
-3 x 3, 256 to 256 by level. Figure 7: what is lost, in the mean over the layers, where each keeps one, two, ... versions
-of least regret in place of all candidates; and how many versions it takes to lose less than a tenth at every level.
-Kernels are kept in the user's cache.
+memory. They take turns (lower quartiles of CPU time), at five levels of pressure. Figure 6: the versions of the layer
+14 x 14, 3 x 3, 256 to 256 by level. Figure 7: the loss, in the mean over the layers, where each keeps one, two, ...
+versions of least regret in place of all candidates. It also has the number of versions that lose less than a tenth at
+every level. Kernels are kept in the user's cache.
 """
 
 from __future__ import annotations

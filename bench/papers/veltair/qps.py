@@ -1,10 +1,10 @@
 """How many queries a second policies of layer blocks bear in many drawn worlds: figures 12 to 14 of VELTAIR.
 
-Every policy has the same beliefs, drop rule (hopeless queries are given up) and merging (none: batches of one), and is
-judged at its own best planning target, which is chosen on other arrivals. At the rate that is reported every model of a
-mix has 95 % of its queries in time. Beside it: the paper's protocol (the best of targets from 0.85 to 1.0, parts of the
-SLO fixed once and for all), the rate without any drops (on two fifths of the arrivals), and the rate that a clairvoyant
-relaxation bears.
+Every policy has the same predictions, drop rule (hopeless queries are dropped) and merging (none: batches of one). Each
+is judged at its own best planning target, which is chosen on other arrivals. At the rate that is reported every model
+of a mix has 95 % of its queries in time. Three more rates stand beside it. One is by the paper's protocol: the best of
+targets from 0.85 to 1.0, parts of the SLO fixed once and for all. One is without any drops (on two fifths of the
+arrivals). One is the rate that a clairvoyant relaxation bears.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _best(
 
 
 def _figures(stage: Stage, policy: BlockPolicy, given: Sequence[Arrivals], found: Capacity) -> dict[str, Any]:
-    """What is to be known of a policy at the rate that it bears."""
+    """The figures of a policy at the rate that it bears."""
     figures: dict[str, Any] = {"qps": found.qps, "target": found.target}
     if not found.played:
         return figures

@@ -1,11 +1,11 @@
 """Three real models here: blocks and compiled kernels against edf and overlap, at 0.8, 1.2 and 2 times capacity.
 
-ResNet-50, GoogLeNet and MobileNet-V2 (of the paper's models those that a core runs in some 10 ms) with the zoo's SLOs,
-about five times the latency alone on one core; one query a request over HTTP, open loop, Poisson, each tenant asking
-for the same share of work. One repository runs on onnxruntime, its copy on what `cotenant compile` chose; each is
-profiled as it is served. All drop by prediction. All servers are up all the time; contenders take turns with the same
-arrivals, and who begins changes from run to run. Capacity is what fcfs without drops answers in a closed loop on
-onnxruntime. Attainment is what was answered within the SLO as a share of what was offered.
+The models are ResNet-50, GoogLeNet and MobileNet-V2: of the paper's models those that a core runs in some 10 ms. They
+have the zoo's SLOs, about five times the latency alone on one core. Each request is one query over HTTP, open loop,
+Poisson; each tenant demands the same share of work. One repository runs on onnxruntime, its copy on the kernels that
+`cotenant compile` chose; each is profiled as it is served. All drop by prediction. All servers are up all the time.
+Contenders take turns with the same arrivals, in an order that changes from run to run. Capacity is the rate of fcfs
+without drops in a closed loop on onnxruntime. Attainment is the share of offered queries answered within the SLO.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
 
 
 def _repository(root: Path, models: Sequence[str]) -> Path:
-    """The models with the zoo's SLOs; what is there stays."""
+    """The models with the zoo's SLOs; existing files stay."""
     build_repository({"onnx": root}, models)
     (root / SERVER_FILE).write_text(_SERVER, encoding="utf-8")
     return root
@@ -174,7 +174,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _show(console: Console, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, float]) -> None:
     table = Table("load", "contender", "attainment", "goodput/s", "p99 ms", "of each tenant")
-    table.title = "Answered within the SLO, as a share of what was offered: means over the runs"
+    table.title = "Answered within the SLO, as a share of the offered queries: means over the runs"
     for load in dict.fromkeys(row["load"] for row in rows):
         for name in CONTENDERS:
             mine = [row for row in rows if (row["load"], row["contender"]) == (load, name)]
