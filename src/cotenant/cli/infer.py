@@ -1,4 +1,4 @@
-"""`cotenant infer`: send one query to a running server and print what came back."""
+"""`cotenant infer`: send one query to a running server and print the response."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def init(
     root.mkdir(parents=True, exist_ok=True)
     settings = load_server_config(root / SERVER_FILE)
     console = make_console(stderr=True, quiet=as_json)
-    logging.getLogger("cotenant.server").setLevel(logging.ERROR)  # the table says what was measured
+    logging.getLogger("cotenant.server").setLevel(logging.ERROR)  # the table has the measurements
     quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
     made: list[Draft] = []
     errors: dict[str, str] = {}
@@ -123,7 +123,7 @@ def measured(root: Path, source: Source, settings: ServerConfig, loader: Loader)
 
 
 def drafted(name: str, report: LoadReport) -> Draft:
-    """The configuration that follows from what was found and measured."""
+    """The configuration that follows from the shapes, the trial of merging and the measurement."""
     model, (slo_ms, basis) = report.facts.found.config.model, _slo(report)
     reason = report.facts.merging.reason or "the first dimension of an input is fixed, or queries cannot be merged"
     return Draft(name, slo_ms, basis, model.max_batch, reason, model.shapes, report.warning)
@@ -166,7 +166,7 @@ def config_text(draft: Draft, file: str) -> str:
         f"slo_ms = {draft.slo_ms}",
         "",
         "[model]",
-        "# Rows of a batch at most; 1: every query runs alone. Whether rows keep apart was checked:",
+        "# Rows of a batch at most; 1: every query runs alone. Reason for merging them or not:",
         *(f"# {line}" for line in _wrapped(draft.batch_basis)),
         f"max_batch = {draft.max_batch}",
     ]

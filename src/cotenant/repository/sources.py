@@ -28,9 +28,9 @@ class Source:
 def sources_of(path: Path) -> list[Source]:
     """The models of a file or a directory, by name: bare files, and directories that lack only their configuration.
 
-    In a directory these are files right in it, `NAME/VERSION/model.onnx` (as Triton has them), `NAME/onnx/model.onnx`
-    (as exports for transformers have them) and `NAME/FILE.onnx`, the latter if it is the only one. Raises ConfigError
-    where there is no such thing, and names files of other formats with what to do.
+    A directory may hold bare files, `NAME/VERSION/model.onnx` (as Triton has them), `NAME/onnx/model.onnx` (as exports
+    for transformers have them), and `NAME/FILE.onnx` where it is the only one. Raises ConfigError where there is no
+    model; the error names files of other formats with what to do.
     """
     if path.is_dir():
         found = sorted(_of_directory(path), key=lambda source: source.name)
