@@ -154,7 +154,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     save_tasks(tasks_path(root), msgspec.structs.replace(profile, models=profile.models | {"left": {2: slow}}))
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 1
-    assert "is of 'left' as it was" in out
+    assert "'left' changed: was" in out
     facts = json.loads(run("plan", "--check", plan, "--profiles", root, "--json")[1])
     assert (facts["holds"], len(facts["violations"])) == (False, 1)
     save_tasks(tasks_path(root), profile)
@@ -237,7 +237,7 @@ def test_a_simulation_follows_what_is_kept(
     ("options", "words"),
     [
         (("left", "nobody"), "model 'nobody': there is no such directory"),
-        (("left", "right", "--batch", "left=9"), "9 rows are asked for, and its max_batch is 4"),
+        (("left", "right", "--batch", "left=9"), "9 rows requested, but its max_batch is 4"),
         (("left", "right", "--lanes", "all"), "needs two lanes or more"),
         (("left", "left"), "'left left', expected different models"),
         (("left", "right", "--goal", "latency"), "No such option: --goal"),

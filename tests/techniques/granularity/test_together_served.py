@@ -162,7 +162,7 @@ def test_a_model_that_changed_has_its_plan_left_aside(
         server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
     try:
         assert server.policy.joint_plans == ()  # type: ignore[attr-defined]
-        assert "plan for 'left' beside others is stale" in caplog.text
+        assert "joint plan with 'left' is stale" in caplog.text
         assert set(ask(server)) == {"a", "b"}
     finally:
         server.stop()
@@ -312,8 +312,8 @@ def test_a_search_that_is_late_is_tried_again_with_more_time(
     assert times == [60.0, 120.0, 240.0][: min(late + 1, 3)]
     assert [each for each, _ in tried[:2]] == ["late", "quick"]
     assert set(plans._found) == {"a", "b"}
-    assert caplog.text.count("tried again with twice the time") == min(late, 2)
-    assert ("given up" in caplog.text) == (late > 2)
+    assert caplog.text.count("repeated with twice the time") == min(late, 2)
+    assert ("abandoned" in caplog.text) == (late > 2)
 
 
 def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:

@@ -100,7 +100,7 @@ def test_it_reads_until_it_is_closed_and_stops_at_a_fault(caplog: pytest.LogCapt
     broken_monitor.start()
     broken_monitor._thread.join(10)
     assert not broken_monitor._thread.is_alive()
-    assert "not measured any more" in caplog.text
+    assert "no longer measured" in caplog.text
 
 
 def test_counters_go_before_the_canary(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
