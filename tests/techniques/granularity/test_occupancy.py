@@ -91,7 +91,7 @@ def test_parts_of_a_chunk_run_beside_each_other_and_are_joined() -> None:
     plan = msgspec.structs.replace(evaluator.streams, chunks=(Chunk(0, 1, 2, (2, 2)),))
     line = evaluator.timeline(plan)
     assert line.makespan_ns == 8000 + (1000 + 4000) + (1000 + 3000) + 8000
-    assert [(run.unit, run.part, run.rows) for run in line.runs] == [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 0, 4)]
+    assert [(run.unit, run.chunk, run.rows) for run in line.runs] == [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 0, 4)]
     fixed = JointEvaluator([dataclasses.replace(a, splits=((0, 1), (2, 3)))], rules, PLAIN)
     with pytest.raises(InvalidValueError, match="row-wise units"):
         fixed.cost(plan)

@@ -95,12 +95,12 @@ def _chart(plan: JointPlan, line: JointTimeline) -> GanttChart:
     """A chart of the streams that run units; consecutive runs without a pause are one bar."""
     streams: dict[tuple[int, int], list[Bar]] = {}
     for run in line.runs:
-        bars = streams.setdefault((run.member, run.part), [])
+        bars = streams.setdefault((run.member, run.chunk), [])
         start, end = run.start_ns, run.end_ns
         if bars and start <= bars[-1].end_ns:
             before = bars.pop()
             start, end = before.start_ns, max(before.end_ns, end)
-        name = plan.members[run.member].model + (f", chunk {run.part + 1}" if run.part else "")
+        name = plan.members[run.member].model + (f", chunk {run.chunk + 1}" if run.chunk else "")
         bars.append(Bar(name, str(run.member), start, end))
     ordered = [bars for _, bars in sorted(streams.items())]
     lanes = tuple(bars[0].lane for bars in ordered)

@@ -217,10 +217,10 @@ class Moves:
         return any(window.has(m, min(at, self._tables[m].size - 1)) for m, at in enumerate(barrier))
 
 
-def even_rows(batch: int, parts: int) -> tuple[int, ...]:
+def even_rows(batch: int, count: int) -> tuple[int, ...]:
     """Rows of chunks that differ by one row at most, the larger ones first."""
-    least, more = divmod(batch, parts)
-    return (least + 1,) * more + (least,) * (parts - more)
+    least, more = divmod(batch, count)
+    return (least + 1,) * more + (least,) * (count - more)
 
 
 def with_ranks(plan: JointPlan, ranks: Sequence[int]) -> JointPlan:

@@ -214,8 +214,8 @@ class Descent:
             need = np.minimum(1.0, table.need[unit:end].max(axis=0))
             fits = [rows for rows in range(1, table.batch) if need[rows - 1] <= residue + 1e-9]
             if fits:
-                parts = (max(fits), table.batch - max(fits))
-                follows.append((float(table.need[unit:end, -1].max()), Chunk(member, unit, end, parts)))
+                rows = (max(fits), table.batch - max(fits))
+                follows.append((float(table.need[unit:end, -1].max()), Chunk(member, unit, end, rows)))
         return max(follows)[1] if follows and going > 1 else None  # tails are skipped
 
 

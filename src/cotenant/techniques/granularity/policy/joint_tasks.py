@@ -49,9 +49,9 @@ def tasks_of(plan: JointPlan, present: tuple[bool, ...]) -> tuple[JointTask, ...
         for start, end in pairwise(edges):
             chunk = _chunk_at(plan, member, start)
             numbers: list[int] = []
-            for part, rows in enumerate(_chunk_rows(chunk)):
+            for index, rows in enumerate(_chunk_rows(chunk)):
                 known, before = rows_before
-                own = before if known is not chunk or chunk is None else before[part : part + 1]
+                own = before if known is not chunk or chunk is None else before[index : index + 1]
                 numbers.append(len(found))
                 found.append(JointTask(member, start, end, rows, tuple(own)))
             ending[member, end] = numbers

@@ -42,15 +42,15 @@ class FlatSet(NamedTuple):
 
 
 class FlatPlan(NamedTuple):
-    """A plan without its barriers. `chunk_from` and `wait_from` are by member, `part_from` by chunk, each with one
+    """A plan without its barriers. `chunk_from` and `wait_from` are by member, `rows_from` by chunk, each with one
     entry more for the end."""
 
     rank: Ints
     chunk_from: Ints
     chunk_start: Ints
     chunk_end: Ints
-    part_from: Ints
-    part_rows: Ints
+    rows_from: Ints
+    chunk_rows: Ints
     wait_from: Ints
     wait_unit: Ints
     wait_after: Ints
@@ -62,7 +62,7 @@ class ClusterScratch(NamedTuple):
 
     The arrays from `unit` to `rate` are by stream. By member are `chunk` (present or next), `width` (its streams),
     `open` (those that have not ended), and `resume`. That is when the next unit may start, else -1. By unit are `done`
-    (its end, -1 before), `parts` (chunks that have ended) and `issued`; by unit and chunk `begin` and `end`. `area` is
+    (its end, -1 before), `ended` (chunks that have ended) and `issued`; by unit and chunk `begin` and `end`. `area` is
     the slot-time, in ns of all slots.
     """
 
@@ -83,7 +83,7 @@ class ClusterScratch(NamedTuple):
     width: Ints
     open: Ints
     resume: Floats
-    parts: Ints
+    ended: Ints
     done: Floats
     issued: Floats
     begin: Floats
@@ -102,12 +102,12 @@ def list_issues(g: FlatSet, p: FlatPlan, w: ClusterScratch, lo: Ints, hi: Ints) 
         for u in range(lo[m], hi[m]):
             i = g.first[m] + u
             w.done[i] = -1.0
-            w.parts[i] = 0
+            w.ended[i] = 0
             w.issued[i] = at
             while c < p.chunk_from[m + 1] and p.chunk_end[c] <= u:
                 c += 1
             if issuing > 0 and c < p.chunk_from[m + 1] and p.chunk_start[c] <= u:
-                at += launch * (p.part_from[c + 1] - p.part_from[c])
+                at += launch * (p.rows_from[c + 1] - p.rows_from[c])
             else:
                 at += launch
         w.base[m * MAX_CHUNKS] = at  # borrowed: what the thread of this member is free at
@@ -162,20 +162,20 @@ def enter(g: FlatSet, p: FlatPlan, w: ClusterScratch, m: int, u: int, base: floa
     while c < p.chunk_from[m + 1] and p.chunk_end[c] <= u:
         c += 1
     w.chunk[m] = c
-    limit, parts, part = hi[m], 1, -1
+    limit, count, offset = hi[m], 1, -1
     if c < p.chunk_from[m + 1]:
         if p.chunk_start[c] <= u:
             limit = min(limit, p.chunk_end[c])
-            part = p.part_from[c]
-            parts = p.part_from[c + 1] - part
+            offset = p.rows_from[c]
+            count = p.rows_from[c + 1] - offset
         else:
             limit = min(limit, p.chunk_start[c])
-    w.open[m] = parts
-    w.width[m] = parts
-    for k in range(parts):
+    w.open[m] = count
+    w.width[m] = count
+    for k in range(count):
         x = m * MAX_CHUNKS + k
         w.limit[x] = limit
-        w.rows[x] = p.part_rows[part + k] if part >= 0 else g.batch[m]
+        w.rows[x] = p.chunk_rows[offset + k] if offset >= 0 else g.batch[m]
         w.held[x] = 0.0
         forks = k > 0 and u > lo[m]
         load(g, p, w, x, u, base + (g.costs[2] if forks else 0.0), lo, hi)
@@ -311,8 +311,8 @@ def play(g: FlatSet, p: FlatPlan, w: ClusterScratch, lo: Ints, hi: Ints) -> floa
                     m, u = x // MAX_CHUNKS, w.unit[x] + 1
                     ended = first[m] + u - 1
                     w.end[ended * MAX_CHUNKS + x % MAX_CHUNKS] = now
-                    w.parts[ended] += 1
-                    if w.parts[ended] == w.width[m]:
+                    w.ended[ended] += 1
+                    if w.ended[ended] == w.width[m]:
                         w.done[ended] = now
                     if u == w.limit[x]:
                         used -= want[x]

@@ -25,12 +25,12 @@ PLAIN = plain_loops(cluster_loop)
 
 
 class UnitRun(NamedTuple):
-    """One run of a unit, or of one chunk (`part`) of it with `rows` rows: times in ns, `need` in shares of all
+    """One run of a unit, or of one chunk of it with `rows` rows: times in ns, `need` in shares of all
     slots."""
 
     member: int
     unit: int
-    part: int
+    chunk: int
     rows: int
     start_ns: int
     end_ns: int
@@ -147,11 +147,11 @@ class JointEvaluator:
                 cut = {u: c.rows for c in plan.chunks if c.member == m for u in range(c.start, c.end)}
                 need = np.minimum(self.tables[m].need, 1.0)
                 for u in range(a, b):
-                    for part, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
-                        at = (int(self._flat.first[m]) + u) * MAX_CHUNKS + part
+                    for chunk, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
+                        at = (int(self._flat.first[m]) + u) * MAX_CHUNKS + chunk
                         times = (round(start + begins[at]), round(start + ends[at]))
-                        found.append(UnitRun(m, u, part, rows, *times, float(need[u, rows - 1])))
-        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.part))
+                        found.append(UnitRun(m, u, chunk, rows, *times, float(need[u, rows - 1])))
+        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.chunk))
         return JointTimeline(ceil(end), residue, tuple(found), tuple(barriers))
 
     def spans(self, plan: JointPlan) -> tuple[list[list[float]], list[list[float]]]:
@@ -240,9 +240,9 @@ class JointEvaluator:
     def _scratch_of(self) -> ClusterScratch:
         members, units = len(self.tables), sum(table.size for table in self.tables)
         sizes = dict.fromkeys(("chunk", "width", "open", "resume"), members)
-        sizes |= dict.fromkeys(("parts", "done", "issued"), units)
+        sizes |= dict.fromkeys(("ended", "done", "issued"), units)
         sizes |= {"begin": units * MAX_CHUNKS, "end": units * MAX_CHUNKS, "area": 1}
-        whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "parts")
+        whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "ended")
         made: list[Any] = []
         for name in ClusterScratch._fields:
             values = [0] * sizes.get(name, members * MAX_CHUNKS)
@@ -256,9 +256,9 @@ class JointEvaluator:
             return known[1]
         chunks, waits = sorted(plan.chunks), sorted(plan.waits)
         members = range(len(self._ends) + 1)
-        parts = [0]
+        rows_from = [0]
         for chunk in chunks:
-            parts.append(parts[-1] + len(chunk.rows))
+            rows_from.append(rows_from[-1] + len(chunk.rows))
             splits = self.tables[chunk.member].may_split(chunk.start, chunk.end)
             if len(chunk.rows) > MAX_CHUNKS or not splits:
                 raise InvalidValueError("joint plan", "chunk", chunk, f"at most {MAX_CHUNKS} chunks of row-wise units")
@@ -267,8 +267,8 @@ class JointEvaluator:
             chunk_from=ints([sum(chunk.member < m for chunk in chunks) for m in members]),
             chunk_start=ints([chunk.start for chunk in chunks]),
             chunk_end=ints([chunk.end for chunk in chunks]),
-            part_from=ints(parts),
-            part_rows=ints([rows for chunk in chunks for rows in chunk.rows]),
+            rows_from=ints(rows_from),
+            chunk_rows=ints([rows for chunk in chunks for rows in chunk.rows]),
             wait_from=ints([sum(wait.member < m for wait in waits) for m in members]),
             wait_unit=ints([wait.unit for wait in waits]),
             wait_after=ints([wait.after for wait in waits]),

@@ -137,7 +137,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         self._add(run._replace(left=run.cost[0] * FULL))
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
-        """See World."""
+        """Expand a running launch to another share at its next stop."""
         self._forget(now_ns)
         self._steps = [
             (at, tuple([_widened(run, share.size) if run.id == launch else run for run in runs]))
