@@ -22,8 +22,8 @@ from cotenant.execute.onnx.segment_store import content_of
 from cotenant.measure.inputs import check_shapes
 from cotenant.measure.opening import open_version
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, graphs_path, placement_path
-from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, TogetherPlan, Wait
-from cotenant.techniques.granularity.plan.kept import keep_together
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, StoredJointPlan, Wait
+from cotenant.techniques.granularity.plan.kept import store_joint_plan
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
@@ -153,10 +153,10 @@ def join(root: Path, names: tuple[str, str]) -> None:
     first, last = (member.units for member in members)
     chunks = (Chunk(0, 1, first // 2, (1,) * PAIR_ROWS), Chunk(0, first // 2, first, (1,) * PAIR_ROWS))
     waits = (Wait(1, last - 1, 0, first // 2),)
-    plan = TogetherPlan(
+    plan = StoredJointPlan(
         tuple(members), (), waits, chunks, lanes=2, makespan_ns=1, streams_ns=2, sequential_ns=3, bound_ns=1
     )
-    keep_together(root, plan, plan.key)
+    store_joint_plan(root, plan, plan.key)
 
 
 def write_pair(root: Path, name: str, models: tuple[str, str]) -> None:

@@ -173,10 +173,10 @@ SETTINGS = (
         by="kernels",
     ),
     Setting("placed", '[device]\nlanes = "all"\n[policy]\nname = "fcfs"\npreempt = false\n', by="placement"),
-    Setting("chunked", '[policy]\nname = "clustered"\ndrop = "none"\n', by="chunks", callers=3),
+    Setting("chunked", '[policy]\nname = "joint"\ndrop = "none"\n', by="chunks", callers=3),
     Setting(
         "chunked, in threads",
-        '[policy]\nname = "clustered"\ndrop = "none"\n',
+        '[policy]\nname = "joint"\ndrop = "none"\n',
         ("--isolation", "thread"),
         by="chunks",
         callers=3,

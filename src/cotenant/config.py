@@ -6,6 +6,7 @@ server as a whole.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from cotenant.errors import ConfigError
 from cotenant.files import convert, read_toml
 from cotenant.policies.registry import options_of, policy_class, typed_options
 
+_log = logging.getLogger("cotenant.config")
 NS_PER_MS = 1_000_000
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -196,9 +198,21 @@ class PolicySection(_Section, frozen=True):
 
         Another policy keeps those of the options that it has, too. Raises ConfigError for what the policy lacks.
         """
-        known = options_of(policy_class(name or self.name, where))
+        name = _present_name(name or self.name, where)
+        known = options_of(policy_class(name, where))
         kept = {key: value for key, value in self.options.items() if key in known}
-        return PolicySection(name or self.name, kept | typed_options(name or self.name, chosen, where))
+        return PolicySection(name, kept | typed_options(name, chosen, where))
+
+
+def _present_name(name: str, where: str) -> str:
+    """The name under which a policy is registered. Logs one deprecation line for a former name.
+
+    Raises ConfigError for an unknown name.
+    """
+    present: str = policy_class(name, where).name
+    if present != name:
+        _log.warning("%s: policy name %r is deprecated and will end with 0.3; write %r", where, name, present)
+    return present
 
 
 class PredictSection(_Section, frozen=True):
@@ -284,6 +298,7 @@ def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType
     if isinstance(given, dict):
         name = given.pop("name", PolicySection().name)
         if isinstance(name, str):
+            name = _present_name(name, f"{path}: policy")
             given = typed_options(name, given, f"{path}: policy")
         table["policy"] = {"name": name, "options": given}
     settings = convert(table, ServerConfig, str(path), ConfigError)

@@ -64,12 +64,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
         "overlap": f"{_OVERLAP}.policy.headroom_control:Overlap",
         "duty_cycle": f"{_PARTITIONS}.policy.duty_cycle:DutyCycle",
-        "clustered": f"{_GRANULARITY}.policy.clustered:Clustered",
+        "joint": f"{_GRANULARITY}.policy.joint_schedule:JointSchedule",
         "layer_block": f"{_LAYER_BLOCKS}.policy.published:LayerBlock",
         "slack_blocks": f"{_LAYER_BLOCKS}.policy.slack_blocks:SlackBlocks",
     },
     SERVICES: {
-        "joint-plans": f"{_GRANULARITY}.serve.together:TogetherPlans",
+        "joint-plans": f"{_GRANULARITY}.serve.joint_plans:JointPlanService",
         "groups": f"{_OVERLAP}.serve:Groups",
         "pressure": f"{_LAYER_BLOCKS}.serve:Pressure",
     },
@@ -95,7 +95,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     PLAN_SECTIONS: {
         "tenants": f"{_PARTITIONS}.plan.file:TenantsSection",
         "placement": f"{_PLACEMENT}.plan_section:PlacementSection",
-        "together": f"{_GRANULARITY}.plan_section:TogetherSection",
+        "together": f"{_GRANULARITY}.plan_section:JointPlanSection",
     },
     PLANNERS: {
         "ours": f"{_PARTITIONS}.plan.planners:ours",
@@ -104,6 +104,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
 }
 """What the techniques of this distribution add, by socket and name."""
+FORMER_NAMES: dict[str, dict[str, str]] = {POLICIES: {"clustered": "joint"}}
+"""Names that were in use before a rename, with the present ones, by socket. They are accepted until 0.3."""
 
 
 def _is_there(package: str) -> bool:

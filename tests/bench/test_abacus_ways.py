@@ -110,7 +110,7 @@ def test_no_search_finds_a_better_group_than_the_one_that_tries_all(
     for found in (find_group(*situation), Published(2)(*situation)):
         value = value_of(situation, found.jobs, found.latency_ns)
         # The paper's search cuts a member that has done nothing by then, which we call no use.
-        assert value <= best or any(job.worth_ns <= 0 for job in found.jobs)
+        assert value <= best or any(job.value_ns <= 0 for job in found.jobs)
         assert 0.0 <= min(value, best).of(best) <= 1.0
 
 
@@ -142,7 +142,7 @@ def test_a_cut_leaves_time_for_what_remains() -> None:
     cut = cut_at(situation, whole, 2)
     assert cut is not None
     assert (cut.end, cut.latest_ns) == (2, 1000 - 3 * UNIT_NS["a"])
-    assert cut.worth_ns == pytest.approx(whole.worth_ns * 2 / 5)
+    assert cut.value_ns == pytest.approx(whole.value_ns * 2 / 5)
 
 
 def test_a_share_of_the_best_is_nothing_where_somebody_suffers() -> None:

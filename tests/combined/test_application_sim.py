@@ -104,7 +104,7 @@ def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
     lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
     policy=st.sampled_from([name for name in policy_names() if name != "overlap"]),
 )
-@example(seed=8851, after=DIAMOND, drop=DropRule.NONE, lanes=TWO_LANES, policy="clustered").via("a batch in parts")
+@example(seed=8851, after=DIAMOND, drop=DropRule.NONE, lanes=TWO_LANES, policy="joint").via("a batch in parts")
 def test_the_simulator_does_what_the_server_does(
     seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Share, ...], policy: str
 ) -> None:
@@ -141,8 +141,8 @@ def test_the_simulator_does_what_the_server_does(
 def test_stages_that_start_together_follow_a_plan_in_server_and_simulator() -> None:
     """M2 waits for m1, and goes before m0: 5 + 10 on one lane, 20 on the other."""
     after: list[list[int]] = [[], [], []]
-    told = simulated(after, [20, 5, 10], [0], slo_ms=100, lanes=TWO_LANES, policy="clustered")
-    world = World(application(100, after), [20, 5, 10], lanes=TWO_LANES, policy="clustered")
+    told = simulated(after, [20, 5, 10], [0], slo_ms=100, lanes=TWO_LANES, policy="joint")
+    world = World(application(100, after), [20, 5, 10], lanes=TWO_LANES, policy="joint")
     world.ask()
     world.run()
     assert [(now, outcome) for now, _, outcome, _ in told] == [(20, Outcome.ANSWERED)]
@@ -202,7 +202,7 @@ def test_a_scenario_plays_the_plans_that_it_has(tmp_path: Path, preempt: bool) -
     write_application(root, "fan", fan("twice", "thrice"), slo_ms=100)
     workload = Workload((TenantLoad("fan", "fan", Trace((0, 200 * MS))),), 500 * MS)
     made = scenario_of(root, workload, PROFILE, TWO_LANES, "p50")
-    policy = PolicySection("clustered", {"preempt": preempt})
+    policy = PolicySection("joint", {"preempt": preempt})
     for plans, latency in (((), 20 * MS), ((BOTH,), 30 * MS)):
         log = run_scenario(replace(made, plans={"joint_plans": plans}), policy, Assumptions(), 1)
         assert log.columns("fan").latency_ns.tolist() == [latency] * 2

@@ -169,10 +169,24 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
     assert rebuild_policy(name, head) == policy
 
 
+def test_a_former_policy_name_is_read_with_a_deprecation_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cotenant.toml"
+    path.write_text('[policy]\nname = "clustered"\ndrop = "none"\n')
+    settings = load_server_config(path)
+    assert (settings.policy.name, settings.policy.options) == ("joint", {"drop": DropRule.NONE})
+    assert "policy name 'clustered' is deprecated and will end with 0.3; write 'joint'" in caplog.text
+    assert load_server_config(tmp_path / "none.toml", {"policy.name": "clustered"}).policy.name == "joint"
+    assert len(caplog.records) == 2
+    assert make_policy("clustered", {}, TWO_LANES) == make_policy("joint", {}, TWO_LANES)
+    lanes = [{"cores": [0], "device": "cpu"}, {"cores": [1], "device": "cpu"}]
+    options = {"lanes": lanes, "drop": "none", "preempt": False, "stretch": 0.1, "joint_plans": []}
+    assert rebuild_policy("clustered", options) == rebuild_policy("joint", options), "as a trace of before says it"
+
+
 def test_unknown_policies_and_damaged_headers_are_named() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"name is 'zzz', expected one of .*clustered, duty_cycle, edf, fair, fcfs, .*layer_block, ",
+        match=r"name is 'zzz', expected one of .*duty_cycle, edf, fair, fcfs, .*joint, .*layer_block, ",
     ):
         make_policy("zzz", {}, ONE_LANE)
     expected = r"\[policy\]: policy 'overlap': members is 3, expected 0 \(one per lane, 4 at most\) to 2"

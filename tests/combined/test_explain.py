@@ -27,7 +27,7 @@ from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
@@ -303,7 +303,7 @@ def test_pointers_and_chunks_of_a_joint_plan_are_named(tmp_path: Path) -> None:
         waits=(Wait(0, 2, 1, 1),),
         chunks=(Chunk(1, 0, 1, (1, 1)),),
     )
-    policy = Clustered(TWO_LANES, joint_plans=(plan,))
+    policy = JointSchedule(TWO_LANES, joint_plans=(plan,))
     engine, path = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES)), tmp_path / "trace.jsonl"
     log = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created=""))
     events: list[tuple[int, Event]] = [

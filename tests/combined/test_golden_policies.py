@@ -59,7 +59,7 @@ GRID = SmGrid(total=80, granularity=8)
 
 
 NAMES = (
-    *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", Clockwork.name, "overlap", "duty_cycle", "clustered"),
+    *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", Clockwork.name, "overlap", "duty_cycle", "joint"),
     *("model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"),
 )
 """In the order of the table; `clockwork` and `model_wise` to `prema` are policies of the benchmarks."""

@@ -45,7 +45,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.applications import SimulatedApplication
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.plan.file import read_plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
@@ -213,9 +213,14 @@ CHANGES: dict[str, Change] = {
         applications=PLANNED,
         failure_rate=0.1,
     ),
-    "clustered": Change(
-        Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
-        [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
+    "joint": Change(
+        JointSchedule(TWO_LANES, joint_plans=JOINT_PLANS),
+        [
+            *at(
+                150,
+                PolicyChanged(JointSchedule(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])),
+            )
+        ],
         queries=fanned_out(0.7)[:-5],
         tenants=[replace(tenant, splits=(tenant.cuts,)) if tenant.name == "detect" else tenant for tenant in TENANTS],
         applications={

@@ -12,14 +12,14 @@ from cotenant.errors import PlanError
 from cotenant.plan_file import TENANTS, parse_sections, sections_text
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.repository import together_path
-from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, StoredJointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import fingerprint_of
 from cotenant.techniques.granularity.plan.kept import (
     is_stale,
-    keep_together,
-    read_together,
-    together_faults,
-    together_of,
+    plan_faults,
+    read_joint_plans,
+    store_joint_plan,
+    stored_plan_of,
     usable,
 )
 from cotenant.techniques.granularity.plan.lane_tables import (
@@ -29,7 +29,7 @@ from cotenant.techniques.granularity.plan.lane_tables import (
     table_of_tasks,
 )
 from cotenant.techniques.granularity.plan.planner import Streams
-from cotenant.techniques.granularity.plan_section import TOGETHER
+from cotenant.techniques.granularity.plan_section import JOINT_PLANS_KEY
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.partitions.plan.file import read_plan
 from cotenant.techniques.placement.task_profile import BatchTimes, DeviceTimes
@@ -37,7 +37,7 @@ from golden_files import GOLDEN
 from task_profiles import US, linear_tasks, tasks_of
 
 A, B = JointMember("a", 4, 4, graph="ga"), JointMember("b", 1, 2, 1, "gb")
-PLAN = TogetherPlan(
+PLAN = StoredJointPlan(
     (A, B),
     ((2, 1), (4, 1)),
     (Wait(1, 1, 0, 1),),
@@ -53,31 +53,33 @@ PLAN = TogetherPlan(
 
 def test_a_plan_file_holds_them_alone_or_beside_all_else() -> None:
     other = msgspec.structs.replace(PLAN, lanes=4, is_measured=True)
-    alone = {TOGETHER: (PLAN, other)}
+    alone = {JOINT_PLANS_KEY: (PLAN, other)}
     assert parse_sections(sections_text(alone), "x") == alone
-    whole = {TENANTS: read_plan(GOLDEN / "plans" / "shared.toml"), TOGETHER: (PLAN,)}
+    whole = {TENANTS: read_plan(GOLDEN / "plans" / "shared.toml"), JOINT_PLANS_KEY: (PLAN,)}
     assert parse_sections(sections_text(whole), "x") == whole
 
 
 def test_one_set_has_one_plan_and_a_wrong_number_is_named() -> None:
     with pytest.raises(PlanError, match=r"\[\[together\]\] of a=4, b=1 is there twice"):
-        parse_sections(sections_text({TOGETHER: (PLAN, PLAN)}), "plan.toml")
-    text = sections_text({TOGETHER: (PLAN,)}).replace("barriers = [[2, 1], [4, 1]]", "barriers = [[2, 1], [1, 1]]")
+        parse_sections(sections_text({JOINT_PLANS_KEY: (PLAN, PLAN)}), "plan.toml")
+    text = sections_text({JOINT_PLANS_KEY: (PLAN,)}).replace(
+        "barriers = [[2, 1], [4, 1]]", "barriers = [[2, 1], [1, 1]]"
+    )
     with pytest.raises(PlanError, match="barrier"):
         parse_sections(text, "plan.toml")
 
 
 def test_a_repository_keeps_one_of_each_key(tmp_path: Path) -> None:
-    assert read_together(tmp_path) == ()
-    keep_together(tmp_path, PLAN, PLAN.key)
+    assert read_joint_plans(tmp_path) == ()
+    store_joint_plan(tmp_path, PLAN, PLAN.key)
     four = msgspec.structs.replace(PLAN, lanes=4)
-    keep_together(tmp_path, four, four.key)
+    store_joint_plan(tmp_path, four, four.key)
     better = msgspec.structs.replace(PLAN, makespan_ns=9)
-    keep_together(tmp_path, better, better.key)
-    assert read_together(tmp_path) == (four, better)
-    keep_together(tmp_path, None, four.key)
-    assert read_together(tmp_path) == (better,)
-    keep_together(tmp_path, None, better.key)
+    store_joint_plan(tmp_path, better, better.key)
+    assert read_joint_plans(tmp_path) == (four, better)
+    store_joint_plan(tmp_path, None, four.key)
+    assert read_joint_plans(tmp_path) == (better,)
+    store_joint_plan(tmp_path, None, better.key)
     assert not together_path(tmp_path).exists()
 
 
@@ -88,11 +90,11 @@ def test_those_are_usable_whose_models_and_lanes_are_as_they_were() -> None:
     for wrong in ({"a": ("ga", 4)}, there | {"a": ("other", 4)}, there | {"b": ("gb", 3)}):
         assert usable((PLAN,), wrong, (1, 1)) == []
     assert usable((PLAN,), there, (1, 1, 1)) == usable((PLAN,), there, (2, 2)) == usable((PLAN,), there, (2,)) == []
-    three = TogetherPlan(
+    three = StoredJointPlan(
         (A, B, JointMember("c", 1, 9, graph="gc")), lanes=2, makespan_ns=1, streams_ns=1, sequential_ns=1, bound_ns=1
     )
     assert usable((three,), {"a": ("ga", 4), "c": ("gc", 9)}, (1, 1)) == [three.plan], "an absent one is empty"
-    alone = TogetherPlan((A,), lanes=2, makespan_ns=1, streams_ns=1, sequential_ns=1, bound_ns=1)
+    alone = StoredJointPlan((A,), lanes=2, makespan_ns=1, streams_ns=1, sequential_ns=1, bound_ns=1)
     assert usable((alone,), there, (1, 1)) == [alone.plan]
 
 
@@ -166,20 +168,20 @@ def test_what_was_found_holds_until_the_models_or_their_times_change() -> None:
         Streams().find(tables, rules), plan=chunked, makespan_ns=evaluator.cost(chunked).makespan_ns
     )
     assert found.makespan_ns < 0.6 * found.streams_ns
-    plan = together_of(found, tables, ("ga", "gb"), 2)
+    plan = stored_plan_of(found, tables, ("ga", "gb"), 2)
     assert (plan.profile, plan.members[0].graph) == (fingerprint_of(tables), "ga")
     by_name, digests = {each.model: each for each in tables}, {"a": "ga", "b": "gb"}
-    assert together_faults(plan, by_name, digests, rules) == []
+    assert plan_faults(plan, by_name, digests, rules) == []
     assert not is_stale(plan, by_name)
     slower = {**by_name, "b": table_of_tasks("b", tasks_of([11], [10], {}), 1, 2)}
     assert is_stale(plan, slower)
-    assert together_faults(plan, slower, digests, rules) == []
-    [fault] = together_faults(plan, by_name, digests | {"a": "new"}, rules)
-    assert "is of 'a' as it was (ga), and new is there" in fault
-    [fault] = together_faults(plan, {"a": tables[0]}, {"a": "ga"}, rules)
+    assert plan_faults(plan, slower, digests, rules) == []
+    [fault] = plan_faults(plan, by_name, digests | {"a": "new"}, rules)
+    assert "'a' changed: was ga, is new; run 'cotenant co-schedule'" in fault
+    [fault] = plan_faults(plan, {"a": tables[0]}, {"a": "ga"}, rules)
     assert "the units of 'b' were not measured" in fault
     unsplit = dataclass_replace(tables[0], splits=())
-    [fault] = together_faults(plan, by_name | {"a": unsplit}, digests, rules)
+    [fault] = plan_faults(plan, by_name | {"a": unsplit}, digests, rules)
     assert "chunk" in fault
-    [fault] = together_faults(plan, by_name, digests, lane_rules(10**8))
-    assert "all at once without it" in fault
+    [fault] = plan_faults(plan, by_name, digests, lane_rules(10**8))
+    assert "6.4 ms without it" in fault

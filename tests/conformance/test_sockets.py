@@ -158,7 +158,7 @@ def test_a_technique_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPat
         names = registry.built_in(registry.POLICIES)
         assert "overlap" not in names
         assert "duty_cycle" not in names, "partitions need it"
-        assert "clustered" in names
+        assert "joint" in names
         assert registry.built_in(registry.GROUP_MODELS) == {}
     registry.built_in.cache_clear()
     assert "overlap" in registry.built_in(registry.POLICIES)

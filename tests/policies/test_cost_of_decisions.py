@@ -179,7 +179,7 @@ def test_who_comes_to_a_long_queue_or_leaves_it_is_all_that_is_looked_at(name: s
 # --- bounded ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", known(*SELECTING, "edf", "sjf", "fcfs", "clustered"))
+@pytest.mark.parametrize("name", known(*SELECTING, "edf", "sjf", "fcfs", "joint"))
 @pytest.mark.parametrize("slower", [2.2, 1e6], ids=["half", "all"])
 def test_many_go_in_several_decisions_and_no_lane_waits_for_that(name: str, slower: float) -> None:
     """The predictor says that everything takes longer: few of 3,000 queries can be in time now, or none but one."""

@@ -61,7 +61,7 @@ def value_of(asked: Asked, jobs: Sequence[GroupJob], latency_ns: int) -> Value:
     left = min((headroom for headroom in outside if headroom >= 0), default=NEVER_NS)
     spares = latency_ns <= left and end <= min(job.next_start_ns for job in jobs)
     is_feasible = end <= min(job.latest_ns for job in jobs)
-    return Value(is_feasible, is_feasible and spares, sum(job.worth_ns for job in jobs) / latency_ns)
+    return Value(is_feasible, is_feasible and spares, sum(job.value_ns for job in jobs) / latency_ns)
 
 
 class Published:
@@ -155,8 +155,8 @@ def cut_at(asked: Asked, job: GroupJob, end: int) -> GroupJob | None:
     """The job up to unit `end`, None where that gets nothing done: what remains takes as long alone as all of it."""
     work = job.tenant.work(job.shape, job.items, end)
     after = asked.predictor.latency_ns(work, asked.splits.widest)
-    worth = job.worth_ns * (1.0 - after / job.remaining_ns)
-    return job._replace(end=end, worth_ns=worth, latest_ns=job.latest_ns - after) if worth > 0 else None
+    value = job.value_ns * (1.0 - after / job.remaining_ns)
+    return job._replace(end=end, value_ns=value, latest_ns=job.latest_ns - after) if value > 0 else None
 
 
 def group_of(jobs: Sequence[GroupJob], split: Sequence[Share]) -> Group:

@@ -91,7 +91,7 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
     tenants, tables = setting(policy, largest)
     predictor = _predictor(tenants, tables, largest)
     began = perf_counter_ns()
-    sum(predictor.foresee(policy.likely_groups(tenants)))
+    sum(predictor.prefetch(policy.likely_groups(tenants)))
     foreseen = perf_counter_ns() - began
     engine = Engine(tenants, policy, predictor, Machine.cpu((0, 1)))
     random = Random(SEED)

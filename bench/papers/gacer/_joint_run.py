@@ -113,7 +113,7 @@ class JointWorld:
         where, units = f"joint plan of {plan.members[member].model!r}", plan.members[member].units
         if units != table.size:
             raise InvalidValueError(where, "units", units, f"{table.size}, as its table has")
-        for part in plan.parts_of(member):
+        for part in plan.chunk_segments(member):
             if not table.may_split(*part):
                 raise InvalidValueError(where, "chunk", part, "units that treat rows by themselves")
 

@@ -49,7 +49,7 @@ from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.joint_search import JointSearch
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 
@@ -310,13 +310,13 @@ def servers_of(plan: JointPlan | None, members: int, beside: Mapping[str, float]
         return tuple(Share((number,), "cuda:0") for number in range(count))
 
     narrow, wide = lanes(members), lanes(streams_in(plan, members))
-    edf, clustered = Edf(narrow, preempt=True), Clustered(wide, preempt=True, joint_plans=plans)
+    edf, joint_schedule = Edf(narrow, preempt=True), JointSchedule(wide, preempt=True, joint_plans=plans)
     return {
         "edf": Server(Edf(lanes(1), preempt=True), {}),
         "streams": Server(edf, beside),
         "streams_naive": Server(edf, {}),
-        "clustered": Server(clustered, beside),
-        "clustered_naive": Server(clustered, {}),
+        "clustered": Server(joint_schedule, beside),
+        "clustered_naive": Server(joint_schedule, {}),
     }
 
 

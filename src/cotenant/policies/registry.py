@@ -41,6 +41,7 @@ def policy_names() -> list[str]:
 
 def policy_class(name: str, where: str = "[policy]") -> type[Any]:
     """The class of a policy, of this package or another one. Raises ConfigError for an unknown name."""
+    name = registry.FORMER_NAMES[registry.POLICIES].get(name, name)
     if name not in _KNOWN and (found := registry.load(registry.POLICIES, name)) is not None:
         register(found)
     kind = _KNOWN.get(name)

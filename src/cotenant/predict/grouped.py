@@ -99,7 +99,7 @@ class GroupedPredictor(TablePredictor):
         known.update(zip(new, [most for _, most in self.fitted.bounds_ns(new)], strict=True))
         return [max(ns, round(known.get(group, 0) * factor)) for ns, group in zip(believed, groups, strict=True)]
 
-    def foresee(self, groups: Iterable[Group]) -> Iterator[int]:
+    def prefetch(self, groups: Iterable[Group]) -> Iterator[int]:
         """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
 
         Each step predicts some of them and says how many; in between others may ask.

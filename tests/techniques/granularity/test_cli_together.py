@@ -25,14 +25,14 @@ from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import tasks_path, together_path
 from cotenant.techniques.granularity import cli as plan_together
-from cotenant.techniques.granularity.cli import asked_batches
+from cotenant.techniques.granularity.cli import requested_batches
 from cotenant.techniques.granularity.joint_plan import Chunk, Wait
-from cotenant.techniques.granularity.plan.kept import read_together
+from cotenant.techniques.granularity.plan.kept import read_joint_plans
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan, found
-from cotenant.techniques.granularity.plan_section import TOGETHER
+from cotenant.techniques.granularity.plan_section import JOINT_PLANS_KEY
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
-from cotenant.techniques.granularity.serve import rehearsal
-from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
+from cotenant.techniques.granularity.serve import trial_run
+from cotenant.techniques.granularity.serve.trial_run import TrialRunTimes
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.plan_section import PLACEMENT
 from cotenant.techniques.placement.task_profile import load_tasks, save_tasks
@@ -43,7 +43,7 @@ from profile_files import save_current
 from repositories import config, write_model
 
 OPTIONS = ("left", "right", "--batch", "left=4", "--budget-s", "0.3")
-THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
+THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "joint"\n'
 
 
 def chain(seed: int, products: int) -> Callable[[], onnx.ModelProto]:
@@ -68,7 +68,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
     monkeypatch.setattr(measuring, "TASK_EFFORT", Effort(0.0, 2, 3, 1))
     monkeypatch.setattr(solo, "QUICK", Effort(0.0, 2, 3, 1))
-    monkeypatch.setattr(rehearsal, "EFFORT", Effort(0.0, 2, 3, 1))
+    monkeypatch.setattr(trial_run, "EFFORT", Effort(0.0, 2, 3, 1))
     monkeypatch.setattr(plan_together, "_searched", searched)
     folder = tmp_path / "models"
     for seed, (name, products) in enumerate((("left", 5), ("right", 2))):
@@ -90,14 +90,14 @@ def believed(monkeypatch: pytest.MonkeyPatch, plans_ns: Sequence[int | None]) ->
     """What is found is believed to gain, and comes to this on the device, where all at once takes 100."""
 
     monkeypatch.setattr("cotenant.techniques.granularity.plan.joint_overview.LEAST_GAIN_PCT", -1e9)
-    monkeypatch.setattr(plan_together, "_rehearsed", lambda *_: Rehearsed(120, 100, tuple(plans_ns)))
+    monkeypatch.setattr(plan_together, "_trial_run", lambda *_: TrialRunTimes(120, 100, tuple(plans_ns)))
 
 
 def test_names_and_rows_are_read_or_refused() -> None:
-    assert asked_batches(("a", "b", "c"), "c=4,a=2") == {"a": 2, "b": 1, "c": 4}
+    assert requested_batches(("a", "b", "c"), "c=4,a=2") == {"a": 2, "b": 1, "c": 4}
     for names, rows in (("aa", None), (("a", ""), None), ("ab", "c=1"), ("ab", "a=0"), ("ab", "a"), ("ab", "a=x")):
         with pytest.raises(Exception, match="expected"):
-            asked_batches(names, rows)
+            requested_batches(names, rows)
 
 
 def test_a_set_is_measured_once_and_streams_are_as_good(
@@ -113,7 +113,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
     assert "right before unit 2" in out
     assert "chunks: left, units 0 (" in out
     assert "wait: right before unit 1" in out
-    assert "Streams are as good" in out
+    assert "The plan gains less than 3 %" in out
     assert not together_path(root).exists()
     ElementTree.fromstring(svg.read_text())
     kept = load_tasks(tasks_path(root))
@@ -137,15 +137,15 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert status == 0, err
     assert "by the best plans 9e-05 ms and 9.5e-05 ms." in out
     assert f"Written: {together_path(root)}" in out
-    [kept] = read_together(root)
-    assert read_sections(plan) == {TOGETHER: (kept,)}
+    [kept] = read_joint_plans(root)
+    assert read_sections(plan) == {JOINT_PLANS_KEY: (kept,)}
     assert (kept.makespan_ns, kept.streams_ns, kept.sequential_ns, kept.is_measured) == (90, 100, 120, True)
     assert [(each.model, each.batch) for each in kept.members] == [("left", 4), ("right", 1)]
     digests = {name: by_cores[2].digest for name, by_cores in load_tasks(tasks_path(root)).models.items()}
     assert {each.model: each.graph for each in kept.members} == digests
     believed(monkeypatch, (98, None))
     status, out, _ = run("co-schedule", root, *OPTIONS)
-    assert "and not followed: none is quicker by 3 %, and none is kept for serving." in " ".join(out.split())
+    assert "and not followed: none is 3 % faster, so none is kept." in " ".join(out.split())
     assert not together_path(root).exists()
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert (status == 0) == ("holds: left=4 and right=1 together on 2 lanes" in out)
@@ -154,18 +154,18 @@ def test_what_gains_is_kept_checked_and_taken_back(
     save_tasks(tasks_path(root), msgspec.structs.replace(profile, models=profile.models | {"left": {2: slow}}))
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 1
-    assert "is of 'left' as it was" in out
+    assert "'left' changed: was" in out
     facts = json.loads(run("plan", "--check", plan, "--profiles", root, "--json")[1])
     assert (facts["holds"], len(facts["violations"])) == (False, 1)
     save_tasks(tasks_path(root), profile)
     placement = UnitPlacement("left", "another", 2, 1, 2, 1, runs_of((("unit", "cpu:0"),)))
     older = msgspec.structs.replace(kept, profile="older")
-    plan.write_text(sections_text({PLACEMENT: (placement,), TOGETHER: (older,)}))
+    plan.write_text(sections_text({PLACEMENT: (placement,), JOINT_PLANS_KEY: (older,)}))
     status, out, _ = run("plan", "--check", plan, "--profiles", root, "--json")
     both = json.loads(out)  # one object, which judges all that the file has
     assert (status, both["holds"]) == (1, False)
     assert any("placement of 'left'" in each for each in both["violations"])
-    slower = any("left=4 and right=1 together" in each for each in both["violations"])
+    slower = any("joint plan of left=4 and right=1" in each for each in both["violations"])
     assert slower != bool(both["stale"]), "by what the units were measured to take it may be slower than all at once"
     monkeypatch.setattr("cotenant.techniques.placement.plan.judge.placement_faults", lambda *_: [])
     monkeypatch.setattr("cotenant.techniques.granularity.plan.kept.verdict", lambda *_: ([], True))
@@ -237,8 +237,8 @@ def test_a_simulation_follows_what_is_kept(
     ("options", "words"),
     [
         (("left", "nobody"), "model 'nobody': there is no such directory"),
-        (("left", "right", "--batch", "left=9"), "9 rows are asked for, and its max_batch is 4"),
-        (("left", "right", "--lanes", "all"), "needs two lanes at least"),
+        (("left", "right", "--batch", "left=9"), "9 rows requested, but its max_batch is 4"),
+        (("left", "right", "--lanes", "all"), "needs two lanes or more"),
         (("left", "left"), "'left left', expected different models"),
         (("left", "right", "--goal", "latency"), "No such option: --goal"),
         ((), "Missing argument 'models'"),

@@ -227,7 +227,7 @@ def refused(plan: JointPlan, tables: Sequence[KernelTable]) -> list[tuple[int, i
     found = []
     for m, table in enumerate(tables):
         tenant = Tenant(table.model, 1, (0, table.size), table.batch, splits=table.splits)
-        found += [part for part in plan.parts_of(m) if not tenant.may_split(*part)]
+        found += [part for part in plan.chunk_segments(m) if not tenant.may_split(*part)]
     return found
 
 

@@ -17,7 +17,7 @@ from cotenant.inner_loop import best_loops, has_compiler
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.predict import cluster_loop
-from cotenant.techniques.granularity.predict.cluster_loop import PARTS, level
+from cotenant.techniques.granularity.predict.cluster_loop import MAX_CHUNKS, level
 from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from kernel_sets import random_plan, random_rules, random_set
@@ -80,7 +80,7 @@ def test_barriers_waits_and_ranks_cost_and_order() -> None:
     first = (msgspec.structs.replace(members[0], rank=1), members[1])
     line = JointEvaluator(tables, rules, PLAIN).timeline(JointPlan(first))
     assert [run.member for run in line.runs] == [1, 0, 1, 0]
-    with pytest.raises(InvalidValueError, match="circle"):
+    with pytest.raises(InvalidValueError, match="circular"):
         us(tables, rules, waits=(Wait(0, 0, 1, 2), Wait(1, 0, 0, 2)))
 
 
@@ -91,9 +91,9 @@ def test_parts_of_a_chunk_run_beside_each_other_and_are_joined() -> None:
     plan = msgspec.structs.replace(evaluator.streams, chunks=(Chunk(0, 1, 2, (2, 2)),))
     line = evaluator.timeline(plan)
     assert line.makespan_ns == 8000 + (1000 + 4000) + (1000 + 3000) + 8000
-    assert [(run.unit, run.part, run.rows) for run in line.runs] == [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 0, 4)]
+    assert [(run.unit, run.chunk, run.rows) for run in line.runs] == [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 0, 4)]
     fixed = JointEvaluator([dataclasses.replace(a, splits=((0, 1), (2, 3)))], rules, PLAIN)
-    with pytest.raises(InvalidValueError, match="units that split"):
+    with pytest.raises(InvalidValueError, match="row-wise units"):
         fixed.cost(plan)
 
 
@@ -238,9 +238,9 @@ def cluster_ns(
         full = dict(speed)
         if rules.shares_rates:
             for name in ("compute", "bandwidth"):
-                asked = {task: value[task][name] * full[task] for task in speed if value[task][name] * full[task] > 0}
-                if sum(asked.values()) > 1:
-                    for task, gets in max_min(asked).items():
+                request = {task: value[task][name] * full[task] for task in speed if value[task][name] * full[task] > 0}
+                if sum(request.values()) > 1:
+                    for task, gets in max_min(request).items():
                         speed[task] = min(speed[task], gets / value[task][name])
         steps = [left[task] / rate for task, rate in speed.items() if rate > 0]
         steps += [
@@ -296,18 +296,18 @@ def test_it_gives_what_an_exact_one_gives(seed: int, members: int) -> None:
 @given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.1, 1.0)), min_size=2, max_size=6))
 def test_the_inner_loop_shares_rates_max_min(drawn: list[tuple[float, float]]) -> None:
     """`level` is the same sharing in the form that the inner loop needs: the largest share alone."""
-    asked = [demand * speed for demand, speed in drawn]
-    assume(sum(asked) > 1 + 1e-6)
+    request = [demand * speed for demand, speed in drawn]
+    assume(sum(request) > 1 + 1e-6)
     evaluator = JointEvaluator([table(str(n), (1, 0.1)) for n in range(len(drawn))], FREE, PLAIN)
     scratch = evaluator._scratch
     for n, (_, speed) in enumerate(drawn):
-        scratch.live[n] = n * PARTS
-        scratch.rate[n * PARTS] = speed
-    demand = [0.0] * (len(drawn) * PARTS)
-    demand[::PARTS] = [each for each, _ in drawn]
+        scratch.live[n] = n * MAX_CHUNKS
+        scratch.rate[n * MAX_CHUNKS] = speed
+    demand = [0.0] * (len(drawn) * MAX_CHUNKS)
+    demand[::MAX_CHUNKS] = [each for each, _ in drawn]
     most = level(scratch, demand, len(drawn))
-    shares = fair_shares(asked, [1] * len(asked), 1.0)
-    assert [min(each, most) for each in asked] == pytest.approx(shares, rel=1e-6)
+    shares = fair_shares(request, [1] * len(request), 1.0)
+    assert [min(each, most) for each in request] == pytest.approx(shares, rel=1e-6)
 
 
 @pytest.mark.skipif(not has_compiler(), reason="numba is not installed")

@@ -31,16 +31,16 @@ from cotenant.profile.profile_file import Profile, save_profile
 from cotenant.repository import find_versions, profile_path, together_path
 from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
-from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
-from cotenant.techniques.granularity.plan.kept import keep_together, read_together
-from cotenant.techniques.granularity.plan.search_process import Asked, search
-from cotenant.techniques.granularity.serve import together
-from cotenant.techniques.granularity.serve.rehearsal import Rehearsal, RehearsalError, check_answers
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, StoredJointPlan, Wait
+from cotenant.techniques.granularity.plan.kept import read_joint_plans, store_joint_plan
+from cotenant.techniques.granularity.plan.search_process import SearchRequest, search
+from cotenant.techniques.granularity.serve import joint_plans
+from cotenant.techniques.granularity.serve.trial_run import TrialRun, TrialRunError, check_answers
 from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
-POLICY = PolicySection("clustered", {"drop": "none"})
+POLICY = PolicySection("joint", {"drop": "none"})
 
 
 def chain(seed: int) -> Callable[[], onnx.ModelProto]:
@@ -75,14 +75,14 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def keep(root: Path, graph: str = "") -> TogetherPlan:
+def keep(root: Path, graph: str = "") -> StoredJointPlan:
     """A plan of both with two rows each: left's first units in chunks, right's last behind left's."""
     members = []
     for name in ("left", "right"):
         opened = open_version(root, find_versions(root, name)[0])
         with opened.runner as model:
             members.append(JointMember(name, 2, model.unit_count, graph=graph or opened.digest))
-    plan = TogetherPlan(
+    plan = StoredJointPlan(
         tuple(members),
         ((1, 1),),
         (Wait(1, 2, 0, 3),),
@@ -93,7 +93,7 @@ def keep(root: Path, graph: str = "") -> TogetherPlan:
         sequential_ns=3,
         bound_ns=1,
     )
-    keep_together(root, plan, plan.key)
+    store_joint_plan(root, plan, plan.key)
     return plan
 
 
@@ -102,15 +102,15 @@ def launches(watch: Watch) -> list[Launch]:
 
 
 @pytest.fixture
-def unsought(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def unsought(monkeypatch: pytest.MonkeyPatch) -> list[SearchRequest]:
     """No search begins; what was asked for is given."""
-    asked: list[Asked] = []
+    request: list[SearchRequest] = []
 
-    def note(_: Any, each: Asked) -> None:
-        asked.append(each)
+    def note(_: Any, each: SearchRequest) -> None:
+        request.append(each)
 
-    monkeypatch.setattr(together.TogetherPlans, "_search", note)
-    return asked
+    monkeypatch.setattr(joint_plans.JointPlanService, "_search", note)
+    return request
 
 
 def ask(server: Server, rows: int = 2) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def expected(root: Path, rows: int = 2) -> dict[str, Any]:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_stages_that_start_together_run_by_the_plan_of_the_repository(
-    root: Path, isolation: Any, unsought: list[Asked]
+    root: Path, isolation: Any, unsought: list[SearchRequest]
 ) -> None:
     plan = keep(root)
     watch = Watch()
@@ -154,21 +154,21 @@ def test_stages_that_start_together_run_by_the_plan_of_the_repository(
 
 
 def test_a_model_that_changed_has_its_plan_left_aside(
-    root: Path, unsought: list[Asked], caplog: pytest.LogCaptureFixture
+    root: Path, unsought: list[SearchRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
     keep(root)
     write_model(root, "left", config(max_batch=4, slo_ms=60000), {1: chain(7)})
-    with caplog.at_level(logging.WARNING, "cotenant.together"):
+    with caplog.at_level(logging.WARNING, "cotenant.joint"):
         server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
     try:
         assert server.policy.joint_plans == ()  # type: ignore[attr-defined]
-        assert "plan for 'left' beside others is stale" in caplog.text
+        assert "joint plan with 'left' is stale" in caplog.text
         assert set(ask(server)) == {"a", "b"}
     finally:
         server.stop()
 
 
-def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[Asked]) -> None:
+def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[SearchRequest]) -> None:
     keep(root)
     for policy, lanes, plans in ((POLICY, "all", ()), (PolicySection("edf"), "single", None)):
         device = DeviceSection(cores=(0, 1), isolation="thread", lanes=lanes)
@@ -183,13 +183,13 @@ def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[A
 
 
 def test_a_broken_file_is_told_and_the_models_are_served(
-    root: Path, unsought: list[Asked], caplog: pytest.LogCaptureFixture
+    root: Path, unsought: list[SearchRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
     keep(root)
     together_path(root).write_text("format = 7")
     server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
     try:
-        assert "no plans of models together are followed" in caplog.text
+        assert "no joint plan is followed" in caplog.text
         assert set(ask(server)) == {"a", "b"}
     finally:
         server.stop()
@@ -247,18 +247,20 @@ def test_rows_are_not_analysed_again_where_a_profile_of_the_model_has_them(
 
 def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for is the stages that start together, with one row and with as many as both take."""
-    asked: list[Asked] = []
+    request: list[SearchRequest] = []
     adopted = threading.Event()
 
-    def find(_: Any, each: Asked) -> TogetherPlan | None:
-        asked.append(each)
+    def find(_: Any, each: SearchRequest) -> StoredJointPlan | None:
+        request.append(each)
         if len(each.members[0].duration_ns[0]) == 1:
             return None
         ends = [member.cuts[-1] for member in each.members]
         members = tuple(JointMember(member.model, 4, member.cuts[-1], graph=member.graph) for member in each.members)
-        return TogetherPlan(members, ((ends[0], 0),), lanes=2, makespan_ns=1, streams_ns=2, sequential_ns=3, bound_ns=1)
+        return StoredJointPlan(
+            members, ((ends[0], 0),), lanes=2, makespan_ns=1, streams_ns=2, sequential_ns=3, bound_ns=1
+        )
 
-    real = together.TogetherPlans.followed
+    real = joint_plans.JointPlanService.followed
 
     def followed(self: Any, policy: Any) -> Any:
         made = real(self, policy)
@@ -266,23 +268,23 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
             adopted.set()
         return made
 
-    monkeypatch.setattr(together.TogetherPlans, "_search", find)
-    monkeypatch.setattr(together.TogetherPlans, "followed", followed)
+    monkeypatch.setattr(joint_plans.JointPlanService, "_search", find)
+    monkeypatch.setattr(joint_plans.JointPlanService, "followed", followed)
     server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
     try:
         assert adopted.wait(30)
-        assert [(each.lanes, [len(m.duration_ns[0]) for m in each.members]) for each in asked] == [
+        assert [(each.lanes, [len(m.duration_ns[0]) for m in each.members]) for each in request] == [
             (2, [1, 1]),
             (2, [4, 4]),
         ]
-        assert all(member.splits == (tuple(range(len(member.cuts))),) for member in asked[1].members)
+        assert all(member.splits == (tuple(range(len(member.cuts))),) for member in request[1].members)
         for name, array in expected(root, 4).items():
             np.testing.assert_allclose(ask(server, 4)[name], array, rtol=1e-5, atol=1e-6)
-        assert read_together(root) == (), "what was only believed is not kept"
+        assert read_joint_plans(root) == (), "what was only believed is not kept"
     finally:
         server.stop()
-    told = msgspec.json.encode(asked[1])
-    assert msgspec.json.decode(told, type=Asked) == asked[1]
+    told = msgspec.json.encode(request[1])
+    assert msgspec.json.decode(told, type=SearchRequest) == request[1]
 
 
 @dataclass
@@ -298,60 +300,60 @@ def test_a_search_that_is_late_is_tried_again_with_more_time(
 ) -> None:
     tried: list[tuple[object, float]] = []
 
-    def find(self: together.TogetherPlans, each: Any) -> None:
+    def find(self: joint_plans.JointPlanService, each: Any) -> None:
         tried.append((each, self._limit_s))
         if each == "late" and sum(other == "late" for other, _ in tried) <= late:
             raise TimeoutError("the search did not end")
 
-    monkeypatch.setattr(together.TogetherPlans, "_search", find)
-    plans = together.TogetherPlans(IdleServer(root))  # type: ignore[arg-type]
+    monkeypatch.setattr(joint_plans.JointPlanService, "_search", find)
+    plans = joint_plans.JointPlanService(IdleServer(root))  # type: ignore[arg-type]
     plans._run({"a": "late", "b": "quick"})  # type: ignore[dict-item]
     times = [limit_s for each, limit_s in tried if each == "late"]
     assert times == [60.0, 120.0, 240.0][: min(late + 1, 3)]
     assert [each for each, _ in tried[:2]] == ["late", "quick"]
     assert set(plans._found) == {"a", "b"}
-    assert caplog.text.count("tried again with twice the time") == min(late, 2)
-    assert ("given up" in caplog.text) == (late > 2)
+    assert caplog.text.count("repeated with twice the time") == min(late, 2)
+    assert ("abandoned" in caplog.text) == (late > 2)
 
 
 def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
     """One long model beside a short one, where cutting the long one's rows gains nearly half."""
-    member = together.AskedMember
+    member = joint_plans.MemberRequest
     long = member(
         "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), ((0, 1, 2),)
     )
     short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), ((0, 1),))
-    asked = Asked((long, short), 2, 1, 1000, 100.0, evaluations=200)
-    plans = together.TogetherPlans(IdleServer(root))  # type: ignore[arg-type]
-    found = plans._search(asked)
+    request = SearchRequest((long, short), 2, 1, 1000, 100.0, evaluations=200)
+    plans = joint_plans.JointPlanService(IdleServer(root))  # type: ignore[arg-type]
+    found = plans._search(request)
     plans.close(time.monotonic() + 20)
-    assert found == search(asked)
+    assert found == search(request)
     assert found is not None
     assert (found.members[0].units, found.members[0].graph) == (7, "g")
     assert found.makespan_ns < 0.7 * found.streams_ns
     assert found.chunks[0].member == 0
 
 
-def test_a_rehearsal_tells_what_was_not_followed_and_what_answers_otherwise(root: Path) -> None:
+def test_a_trial_run_reports_plans_not_followed_and_other_answers(root: Path) -> None:
     plan = keep(root).plan
     other = JointPlan((JointMember("left", 2, 9), JointMember("right", 2, 9)), barriers=((1, 1),))
     settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
     lanes = (Share((0,)), Share((1,)))
-    with Rehearsal(root, settings, {"left": 2, "right": 2}, lanes, (plan, other)) as rehearsal:
-        found = rehearsal.run(Effort(0.0, 2, 2, 0))
+    with TrialRun(root, settings, {"left": 2, "right": 2}, lanes, (plan, other)) as trial_run:
+        found = trial_run.run(Effort(0.0, 2, 2, 0))
     assert found.plans_ns[0] is not None
     assert found.plans_ns[1] is None
     assert min(found.sequential_ns, found.streams_ns, found.plans_ns[0]) > 0
     answer = {"left": {"y": np.ones((2, 8), np.float32)}}
     check_answers(answer, {"left": {"y": answer["left"]["y"] + 1e-7}})
-    with pytest.raises(RehearsalError, match="left: output 'y' is another one by a plan than without"):
+    with pytest.raises(TrialRunError, match="left: output 'y' differs between a joint plan and no plan"):
         check_answers(answer, {"left": {"y": 2 * answer["left"]["y"]}})
 
 
 def test_a_set_that_cannot_be_run_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
     lanes = (Share((0,)), Share((1,)))
-    with Rehearsal(root, settings, {"left": 1, "right": 1}, lanes, ()) as rehearsal:
-        rehearsal._inputs["left"] = 1, {"x": np.ones((1, 7), np.float32)}
-        with pytest.raises(RehearsalError, match="the set cannot be run: left: failed"):
-            rehearsal.run(Effort(0.0, 2, 2, 0))
+    with TrialRun(root, settings, {"left": 1, "right": 1}, lanes, ()) as trial_run:
+        trial_run._inputs["left"] = 1, {"x": np.ones((1, 7), np.float32)}
+        with pytest.raises(TrialRunError, match="the set cannot be run: left: failed"):
+            trial_run.run(Effort(0.0, 2, 2, 0))

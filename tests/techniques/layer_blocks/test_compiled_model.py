@@ -228,12 +228,12 @@ def test_products_run_on_kernels_at_the_shapes_they_were_made_for(folder: Path) 
 def test_times_of_units_and_of_stretches_are_told(model: CompiledModel) -> None:
     assert len(model.unit_ns(inputs())) == model.unit_count
     assert min(model.unit_ns(inputs())) >= 1
-    stretches = model.stretch_ns(inputs())
+    segments = model.segment_ns(inputs())
     plan = model.prepared({"x": [1, 3, SIZE, SIZE]}).plan
-    assert [at for start, end in stretches for at in range(start, end)] == [
+    assert [at for start, end in segments for at in range(start, end)] == [
         at for at, ours in enumerate(plan.ours) if ours
     ]
-    assert all(min(pair) > 0 for pair in stretches.values())
+    assert all(min(pair) > 0 for pair in segments.values())
 
 
 def test_units_left_out_and_numbers_of_threads_stay_with_onnxruntime(folder: Path) -> None:

@@ -170,7 +170,7 @@ def test_what_hangs_on_a_pool_that_is_counted_otherwise_stays_with_onnxruntime(
     monkeypatch.setattr(Lowering, "certain", lambda _, __, shape: shape)
     with on_kernels(path, tmp_path / "cache", [1, 8, 12, 12]) as model:
         with pytest.raises(ShapeRefusedError, match=r"has shape \(1, 24, 6, 6\) .*; its kernels are for .*7, 7\)"):
-            model.stretch_ns(given)
+            model.segment_ns(given)
         for _ in range(2):
             same(model.run(0, model.unit_count, given), right)
     assert len(caplog.records) == 1, "it is said once"

@@ -100,7 +100,7 @@ def test_it_reads_until_it_is_closed_and_stops_at_a_fault(caplog: pytest.LogCapt
     broken_monitor.start()
     broken_monitor._thread.join(10)
     assert not broken_monitor._thread.is_alive()
-    assert "not measured any more" in caplog.text
+    assert "no longer measured" in caplog.text
 
 
 def test_counters_go_before_the_canary(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +124,7 @@ def test_counters_go_before_the_canary(monkeypatch: pytest.MonkeyPatch, caplog: 
     after_all = reader_of(counted, (0,), refuse)
     assert after_all is not None
     assert after_all() == 0.5
-    assert "told by a canary: not allowed" in caplog.text
+    assert "so a timed copy measures the memory pressure: not allowed" in caplog.text
     assert reader_of(PressureScales(1000, None, None), (0,)) is None
 
 
@@ -147,4 +147,4 @@ def test_there_is_a_monitor_where_it_was_calibrated_here_and_pays(
     assert not found(bench.beliefs)
     contention_path(tmp_path).write_text("{", encoding="utf-8")
     assert not found(bench.beliefs)
-    assert "pressure on the memory is not measured" in caplog.text
+    assert "the memory pressure is not measured" in caplog.text

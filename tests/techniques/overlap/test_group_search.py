@@ -60,11 +60,11 @@ def test_queries_that_are_all_alike_make_the_batches_that_any_queries_would(
     snapshot, begin = snapshot_of(queue_of(A, queries)), begin_ms * MS
     predictor = TablePredictor(TABLES)
     for candidate in waiting_at(snapshot, begin, 2, True, predictor).candidates:
-        worth = predictor.latency_ns(Work("a", 0, items, 0, UNITS), 1) / 2 * A.weight
+        value = predictor.latency_ns(Work("a", 0, items, 0, UNITS), 1) / 2 * A.weight
         quick = jobs_of(candidate, leads, begin, (2, 1), predictor)
-        slow = group_jobs._mixed(candidate, leads, worth, begin, (2, 1), predictor)
-        assert [job._replace(worth_ns=0.0) for job in quick] == [job._replace(worth_ns=0.0) for job in slow]
-        assert [job.worth_ns for job in quick] == pytest.approx([job.worth_ns for job in slow])
+        slow = group_jobs._mixed(candidate, leads, value, begin, (2, 1), predictor)
+        assert [job._replace(value_ns=0.0) for job in quick] == [job._replace(value_ns=0.0) for job in slow]
+        assert [job.value_ns for job in quick] == pytest.approx([job.value_ns for job in slow])
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 2), st.integers(0, 1)), max_size=30))
@@ -164,7 +164,7 @@ def test_without_cuts_or_without_a_barrier_there_is_less_to_foresee() -> None:
 def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
     policy, fitted = Overlap(TWO_LANES), Slower()
     predictor = GroupedPredictor(TABLES, None, fitted)
-    assert sum(predictor.foresee(policy.likely_groups((A, B)))) == fitted.asked
+    assert sum(predictor.prefetch(policy.likely_groups((A, B)))) == fitted.asked
     foreseen, now = fitted.asked, 0
     core = Engine((A, B), policy, predictor, Machine.cpu(CORES))
     running = []
@@ -186,6 +186,6 @@ def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
 def test_no_more_is_foreseen_than_memory_holds() -> None:
     fitted = Slower()
     many = tuple(Tenant(name, 100 * MS, cuts=(0, UNITS), max_batch=400) for name in ("a", "b"))
-    assert sum(GroupedPredictor(TABLES, None, fitted).foresee(Overlap(TWO_LANES).likely_groups(many))) == FORESEEN
+    assert sum(GroupedPredictor(TABLES, None, fitted).prefetch(Overlap(TWO_LANES).likely_groups(many))) == FORESEEN
     assert fitted.asked == FORESEEN
-    assert sum(GroupedPredictor(TABLES).foresee(Overlap(TWO_LANES).likely_groups(many))) == 0, "nothing was fitted"
+    assert sum(GroupedPredictor(TABLES).prefetch(Overlap(TWO_LANES).likely_groups(many))) == 0, "nothing was fitted"

@@ -1,4 +1,4 @@
-"""`cotenant co-schedule`: how models that are there together run beside each other on the lanes of a server."""
+"""`cotenant co-schedule`: plans how models that start together share the lanes of a server."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from cotenant.plan_file import sections_text
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
-    from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
+    from cotenant.techniques.granularity.joint_plan import JointPlan, StoredJointPlan
     from cotenant.techniques.granularity.kernel_table import KernelTable
     from cotenant.techniques.granularity.plan.joint_overview import JointOverview
     from cotenant.techniques.granularity.plan.planner import FoundJointPlan
     from cotenant.techniques.granularity.predict.rules import Occupancy
-    from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
+    from cotenant.techniques.granularity.serve.trial_run import TrialRunTimes
     from cotenant.work import Share
 
-_REHEARSED = 4
-"""Plans that are run on the device, the best by belief first."""
+_TRIAL_PLANS = 4
+"""Plans with a trial run at most, the best predicted ones."""
 _EXPLAINED = 1.25
-"""Up to so many times what is believed, a run on the device is explained by it."""
+"""Ratio of measured to predicted time up to which a measurement is plausible."""
 
 
 @dataclass(frozen=True, slots=True)
-class TogetherAsked:
-    """A set to plan: models of a repository with their rows, in the order given."""
+class JointPlanRequest:
+    """A set to plan: models of a repository with their rows, in the given order."""
 
     root: Path
     batches: Mapping[str, int]
@@ -54,8 +54,7 @@ class TogetherAsked:
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """What is known of a set: tables of its members on the lanes, what their profiles are of, and the time of one after
-    another on all cores."""
+    """Facts of a set: tables of its members on the lanes, digests of their graphs, cost model, sequential time."""
 
     tables: tuple[KernelTable, ...]
     digests: tuple[str, ...]
@@ -63,8 +62,8 @@ class _Set:
     sequential_ns: int
 
 
-def asked_batches(names: Sequence[str], batches: str | None) -> dict[str, int]:
-    """Models by name, with the rows of each: 1 where nothing is said. Raises BadParameter for what is none of them."""
+def requested_batches(names: Sequence[str], batches: str | None) -> dict[str, int]:
+    """Rows of each model by name; 1 by default. Raises BadParameter for an unknown model or a bad number of rows."""
     found = dict.fromkeys(names, 1)
     if len(found) != len(names) or not all(names):
         raise typer.BadParameter(f"{' '.join(names)!r}, expected different models", param_hint="models")
@@ -80,7 +79,7 @@ def asked_batches(names: Sequence[str], batches: str | None) -> dict[str, int]:
 @with_records
 def co_schedule(
     repository: Repository,
-    models: Annotated[list[str], typer.Argument(help="Models of which queries come together.", show_default=False)],
+    models: Annotated[list[str], typer.Argument(help="Models with queries that come together.", show_default=False)],
     *,
     batch: Annotated[
         str | None, typer.Option(metavar="MODEL=ROWS,...", help="Rows of each query.", show_default="1 each")
@@ -90,56 +89,57 @@ def co_schedule(
     lanes: Lanes = None,
     output: PlanOutput,
 ) -> None:
-    """Plan how several models run beside each other on the lanes of a server when queries of them come together.
+    """Plan how several models share the lanes of a server when their queries come together.
 
-    Measures the units of the models, searches where models wait for each other
-    and which are cut along the batch, and runs the best plans on the device. A
-    plan that gains 3 % at least is kept in the repository for the policy
-    'clustered'; else none is. Ctrl-C ends the search with the best plan so far.
+    Measures the units of the models and searches a joint plan: where models wait for each other, and which run in
+    chunks of the batch. The best plans have a trial run on the device. A plan that gains 3 % or more is kept in the
+    repository, for the policy 'joint'. Ctrl-C ends the search with the best plan so far.
     """
     from cotenant.techniques.granularity.plan.joint_overview import overview
-    from cotenant.techniques.granularity.plan.kept import keep_together, together_of
-    from cotenant.techniques.granularity.plan_section import TOGETHER
+    from cotenant.techniques.granularity.plan.kept import store_joint_plan, stored_plan_of
+    from cotenant.techniques.granularity.plan_section import JOINT_PLANS_KEY
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
 
-    asked = TogetherAsked(repository, asked_batches(models, batch), fresh)
+    request = JointPlanRequest(repository, requested_batches(models, batch), fresh)
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     shares = _lanes(settings)
-    known = _measured(asked, shares, as_json=output.as_json)
+    known = _measured(request, shares, as_json=output.as_json)
     found = _searched(known, budget_s, as_json=output.as_json)
     view = overview(known.tables, known.rules, found, known.sequential_ns)
-    made = together_of(found, known.tables, known.digests, len(shares), shares[0].size)
-    rehearsed, kept = None, None
+    made = stored_plan_of(found, known.tables, known.digests, len(shares), shares[0].size)
+    trial_times, kept = None, None
     if view.gains:
-        candidates = [each for each in found.alternatives if not each.is_streams][:_REHEARSED]
-        rehearsed = _rehearsed(asked, settings, shares, candidates)
+        candidates = [each for each in found.alternatives if not each.is_streams][:_TRIAL_PLANS]
+        trial_times = _trial_run(request, settings, shares, candidates)
         best = (
-            min((ns, number) for number, ns in enumerate(rehearsed.plans_ns) if ns) if any(rehearsed.plans_ns) else None
+            min((ns, number) for number, ns in enumerate(trial_times.plans_ns) if ns)
+            if any(trial_times.plans_ns)
+            else None
         )
-        if best is not None and best[0] <= KEPT_UP_TO * min(rehearsed.streams_ns, rehearsed.sequential_ns):
-            kept = _as_measured(made, candidates[best[1]], rehearsed, best[0])
-    keep_together(repository, kept, made.key)
+        if best is not None and best[0] <= KEPT_UP_TO * min(trial_times.streams_ns, trial_times.sequential_ns):
+            kept = _as_measured(made, candidates[best[1]], trial_times, best[0])
+    store_joint_plan(repository, kept, made.key)
     written = [] if kept is None else [_together_path(repository)]
     if output.out is not None and kept is not None:
-        write_whole(output.out, sections_text({TOGETHER: (kept,)}).encode())
+        write_whole(output.out, sections_text({JOINT_PLANS_KEY: (kept,)}).encode())
         written.append(output.out)
-    notes = _doubts(view, rehearsed) + (_use(settings) if kept is not None else [])
-    _show(view, rehearsed, kept, notes, written, output)
+    notes = _doubts(view, trial_times) + (_use(settings) if kept is not None else [])
+    _show(view, trial_times, kept, notes, written, output)
 
 
 def _lanes(settings: ServerConfig) -> tuple[Share, ...]:
     """The lanes of the server. Raises ConfigError for a GPU, for one lane, and for lanes of several sizes."""
     from cotenant.execute.layout import cores_alone, lanes_of
 
-    lanes = lanes_of(settings.device, cores_alone(settings.device, "models are planned together"))
+    lanes = lanes_of(settings.device, cores_alone(settings.device, "joint plans are made"))
     sizes = {lane.size for lane in lanes}
     if len(lanes) < 2 or len(sizes) > 1:
         text = f"{len(lanes)} of {', '.join(map(str, sorted(sizes)))} cores"
-        raise ConfigError(f"a plan of models together needs two lanes at least, all of one size; there are {text}")
+        raise ConfigError(f"a joint plan needs two lanes or more, all of one size; there are {text}")
     return lanes
 
 
-def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) -> _Set:
+def _measured(request: JointPlanRequest, lanes: Sequence[Share], *, as_json: bool) -> _Set:
     from cotenant.cli.profile import progress_bar
     from cotenant.repository import default_version
     from cotenant.techniques.granularity.plan.lane_tables import hand_over_ns, lane_rules, table_of_tasks
@@ -147,18 +147,16 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
     from cotenant.work import Share
 
     if lanes[0].size > 1:
-        raise ConfigError(
-            "models are planned together on lanes of one core each: set lanes = 'single', or give --lanes"
-        )
+        raise ConfigError("a joint plan needs lanes of one core each: set lanes = 'single', or give --lanes")
     share = Share(tuple(core for lane in lanes for core in lane.cores))
     tables, tasks = [], []
-    for model, rows in asked.batches.items():
-        config = default_version(asked.root, model).config.model
+    for model, rows in request.batches.items():
+        config = default_version(request.root, model).config.model
         if rows > config.max_batch:
-            raise ConfigError(f"model {model!r}: {rows} rows are asked for, and its max_batch is {config.max_batch}")
+            raise ConfigError(f"model {model!r}: {rows} rows requested, but its max_batch is {config.max_batch}")
         with progress_bar(quiet=as_json, what=f"measuring {model}") as on_step:
             tenant, taken = measure_tasks(
-                asked.root, model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, rows=rows, in_a_row=True
+                request.root, model, share, TASK_EFFORT, fresh=request.fresh, on_step=on_step, rows=rows, in_a_row=True
             )
         tables.append(table_of_tasks(tenant, taken, rows, len(lanes)))
         tasks.append((taken, rows))
@@ -178,7 +176,7 @@ def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     if not has_compiler():
         console.print("the search is much slower without numba: pip install 'cotenant[solver]'")
     until = time.monotonic() + budget_s
-    with console.status("searching a plan; Ctrl-C ends it with the best so far") as status:
+    with console.status("searching a joint plan; Ctrl-C ends it with the best so far") as status:
 
         def progress(evaluated: int, best_ns: float) -> bool:
             status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms; Ctrl-C ends it with the best so far")
@@ -187,18 +185,20 @@ def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
         return JointSearch().find(known.tables, known.rules, progress)
 
 
-def _rehearsed(
-    asked: TogetherAsked, settings: ServerConfig, lanes: tuple[Share, ...], plans: Sequence[JointPlan]
-) -> Rehearsed:
-    """What the best plans take on the device, beside all at once and one after another."""
-    from cotenant.techniques.granularity.serve.rehearsal import Rehearsal
+def _trial_run(
+    request: JointPlanRequest, settings: ServerConfig, lanes: tuple[Share, ...], plans: Sequence[JointPlan]
+) -> TrialRunTimes:
+    """Measured times of the best plans, of all at once, and of one after another."""
+    from cotenant.techniques.granularity.serve.trial_run import TrialRun
 
-    with Rehearsal(asked.root, settings, asked.batches, lanes, plans) as rehearsal:
-        return rehearsal.run()
+    with TrialRun(request.root, settings, request.batches, lanes, plans) as trial_run:
+        return trial_run.run()
 
 
-def _as_measured(made: TogetherPlan, plan: JointPlan, rehearsed: Rehearsed, makespan_ns: int) -> TogetherPlan:
-    """The plan that was quickest on the device, with what was measured there."""
+def _as_measured(
+    made: StoredJointPlan, plan: JointPlan, trial_times: TrialRunTimes, makespan_ns: int
+) -> StoredJointPlan:
+    """The fastest plan on the device, with the measured times."""
     import msgspec
 
     members = tuple(
@@ -212,30 +212,30 @@ def _as_measured(made: TogetherPlan, plan: JointPlan, rehearsed: Rehearsed, make
         waits=plan.waits,
         chunks=plan.chunks,
         makespan_ns=makespan_ns,
-        streams_ns=rehearsed.streams_ns,
-        sequential_ns=rehearsed.sequential_ns,
+        streams_ns=trial_times.streams_ns,
+        sequential_ns=trial_times.sequential_ns,
         is_measured=True,
     )
 
 
-def _doubts(view: JointOverview, rehearsed: Rehearsed | None) -> list[str]:
-    """What speaks against the measurement."""
-    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.end_ns)
+def _doubts(view: JointOverview, trial_times: TrialRunTimes | None) -> list[str]:
+    """A note if the measurement is not plausible."""
+    over = 0.0 if trial_times is None else trial_times.streams_ns / max(1, view.before.end_ns)
     if over <= _EXPLAINED:
         return []
     return [
-        f"On the device all at once takes {over:.2f} times what the units add up to: the machine was busy with other "
-        "work, or the models slow each other down. Plan again when it is quiet."
+        f"On the device all at once takes {over:.2f} times the predicted time: the machine was busy with other work, "
+        "or the models slow each other down. Plan again when the machine is quiet."
     ]
 
 
 def _use(settings: ServerConfig) -> list[str]:
-    """What is to be done for the server to follow a plan."""
-    from cotenant.techniques.granularity.policy.clustered import Clustered
+    """A note on how to let the server follow the plan."""
+    from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 
-    if settings.policy.name == Clustered.name:
+    if settings.policy.name == JointSchedule.name:
         return []
-    return [f"For it to be followed, set name = '{Clustered.name}' under [policy] in cotenant.toml."]
+    return [f"To follow the plan, set name = '{JointSchedule.name}' under [policy] in cotenant.toml."]
 
 
 def _together_path(root: Path) -> Path:
@@ -246,36 +246,36 @@ def _together_path(root: Path) -> Path:
 
 def _show(
     view: JointOverview,
-    rehearsed: Rehearsed | None,
-    kept: TogetherPlan | None,
+    trial_times: TrialRunTimes | None,
+    kept: StoredJointPlan | None,
     notes: list[str],
     written: list[Path],
     output: PlanOutput,
 ) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.granularity.report import together_lines, together_picture, together_svg
+    from cotenant.techniques.granularity.report import joint_lines, joint_picture, joint_svg
 
     if output.svg is not None:
-        write_whole(output.svg, together_svg(view, " and ".join(view.members)).encode())
+        write_whole(output.svg, joint_svg(view, " and ".join(view.members)).encode())
         written = [*written, output.svg]
     if output.as_json:
-        print_json(_facts(view, rehearsed, kept, notes, written))
+        print_json(_facts(view, trial_times, kept, notes, written))
         return
     console = make_console()
 
     def lines() -> Iterator[str]:
-        yield from together_lines(view)
-        if rehearsed is not None:
-            plans = " and ".join("not followed" if ns is None else f"{ns / 1e6:.3g} ms" for ns in rehearsed.plans_ns)
-            verdict = "" if kept is not None else ": none is quicker by 3 %, and none is kept for serving"
+        yield from joint_lines(view)
+        if trial_times is not None:
+            plans = " and ".join("not followed" if ns is None else f"{ns / 1e6:.3g} ms" for ns in trial_times.plans_ns)
+            verdict = "" if kept is not None else ": none is 3 % faster, so none is kept"
             yield (
-                f"Measured in turns, one after the other takes {rehearsed.sequential_ns / 1e6:.3g} ms, all at once "
-                f"{rehearsed.streams_ns / 1e6:.3g} ms, by the best plans {plans}{verdict}."
+                f"Measured: one after the other {trial_times.sequential_ns / 1e6:.3g} ms, all at once "
+                f"{trial_times.streams_ns / 1e6:.3g} ms, by the best plans {plans}{verdict}."
             )
         yield from notes
         yield from (f"Written: {path}" for path in written)
 
-    console.print(together_picture(view, console.width))
+    console.print(joint_picture(view, console.width))
     console.print()
     for line in lines():
         console.print(line, highlight=False)
@@ -283,8 +283,8 @@ def _show(
 
 def _facts(
     view: JointOverview,
-    rehearsed: Rehearsed | None,
-    kept: TogetherPlan | None,
+    trial_times: TrialRunTimes | None,
+    kept: StoredJointPlan | None,
     notes: list[str],
     written: list[Path],
 ) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def _facts(
         "makespan_ns": view.after.end_ns,
         "streams_ns": view.before.end_ns,
         **msgspec.to_builtins(view),
-        "measured": None if rehearsed is None else msgspec.to_builtins(rehearsed),
+        "measured": None if trial_times is None else msgspec.to_builtins(trial_times),
         "kept": None if kept is None else msgspec.to_builtins(kept),
         "notes": notes,
         "written": [str(path) for path in written],

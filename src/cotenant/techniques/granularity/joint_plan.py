@@ -1,7 +1,7 @@
-"""Plans for models that start together: synchronisation pointers and chunks, as plan files hold them.
+"""Joint plans of models that start together: synchronisation pointers and chunks, as plan files hold them.
 
-Source: GACER (2023), section 4: barriers are its pointers, chunks its operators cut along the batch. Waits between two
-models are ours.
+Source: GACER (2023), section 4. A *barrier* is one of its synchronisation pointers. A *chunk* is an operator that is
+cut along the batch. Waits between two models are not in the paper.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _Number = Annotated[int, Meta(ge=0)]
 
 
 class JointMember(Struct, frozen=True, forbid_unknown_fields=True):
-    """A model of a set, with so many rows in one batch. `units` is how many units it has; `graph` names the graph whose
-    units they are, and is empty where a plan is made for no graph of a repository. Members of lower `rank` go first
-    where two could."""
+    """A model of a set, with the rows of its batch and its number of units. `graph` is the digest of the graph that has
+    these units; it is empty for a plan that belongs to no repository. A member of lower `rank` goes first where two
+    could start."""
 
     model: _Name
     batch: _Count
@@ -33,7 +33,7 @@ class JointMember(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wait(Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """Unit `unit` of a member begins after another member has ended all units before `after_unit`."""
+    """Unit `unit` of a member starts after member `after` has ended all units before `after_unit`."""
 
     member: _Number
     unit: _Number
@@ -42,7 +42,8 @@ class Wait(Struct, frozen=True, forbid_unknown_fields=True, order=True):
 
 
 class Chunk(Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """Units [start, end) of a member run side by side for parts of its rows, of so many rows each, and are joined."""
+    """Units [start, end) of a member, run concurrently in chunks of its batch. `rows` is the number of rows of each
+    chunk; behind `end` the rows are joined."""
 
     member: _Number
     start: _Number
@@ -51,15 +52,15 @@ class Chunk(Struct, frozen=True, forbid_unknown_fields=True, order=True):
 
 
 class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """How models that start together run beside each other: each as a stream of its units, in order, and beyond that
+    """A joint schedule of models that start together. Each member is a stream of its units, in order. On top of that:
 
-    - `barriers`: at each, member i has ended the units before its i-th number, and no member goes on before all have.
-      Numbers of a member never fall from a barrier to the next; equal ones, 0 and `units` give empty segments.
+    - `barriers`: barrier i holds one unit number per member. Each member ends the units before its number, then all
+      continue. The numbers of a member never decrease; equal ones, 0 and `units` give empty segments.
     - `waits` between two members.
-    - `chunks`: those of a member do not overlap. All begin when the unit before has ended, and the unit behind begins
-      when all have. A barrier or a wait at a unit within holds for each of them.
+    - `chunks`: those of a member do not overlap. All chunks start when the unit before has ended; the unit behind
+      starts when all chunks have ended. A barrier or a wait inside holds for each of them.
 
-    A member that is absent is an empty stream: it ends everything at once.
+    An absent member is an empty stream: it ends everything at once.
 
     Raises InvalidValueError when a number is out of its range.
     """
@@ -96,19 +97,19 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
                 and sum(chunk.rows) == self.members[chunk.member].batch
             ):
                 raise InvalidValueError(
-                    where, "chunk", chunk, "units of one member, apart from others, and all its rows"
+                    where, "chunk", chunk, "units of one member that no other chunk has, and all its rows"
                 )
             free[chunk.member] = chunk.end
 
     @property
     def is_streams(self) -> bool:
-        """Whether it is all members at once, each as one stream, and none of them first."""
+        """Whether all members start at once, each as one stream, and no member has precedence."""
         ranks = {member.rank for member in self.members}
         return not (self.barriers or self.waits or self.chunks) and len(ranks) == 1
 
     def cuts_of(self, model: str, cuts: Sequence[int]) -> tuple[int, ...]:
-        """The cuts of a model, from 0 to its units, with those at which this plan stops it; none is added where it is
-        no member, or has other units there."""
+        """The cuts of a model, from 0 to its units, with those at which this plan stops it. They stay as they are for a
+        model that is no member, or has another number of units there."""
         found = dict.fromkeys(cuts)
         for number, member in enumerate(self.members):
             if (member.model, member.units) == (model, cuts[-1]):
@@ -118,9 +119,8 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
                         found |= dict.fromkeys((chunk.start, chunk.end))
         return tuple(sorted(found))
 
-    def parts_of(self, member: int) -> Iterator[tuple[int, int]]:
-        """Stretches [start, end) of units that a member runs for a part of its rows: its chunks, which barriers and
-        waits stop on their way."""
+    def chunk_segments(self, member: int) -> Iterator[tuple[int, int]]:
+        """Segments [start, end) of units that a member runs in chunks, split where barriers and waits stop it."""
         stops = sorted(self._stops_of(member)) if self.chunks else ()
         for chunk in self.chunks:
             if chunk.member == member:
@@ -128,7 +128,7 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
                 yield from pairwise((chunk.start, *inner, chunk.end))
 
     def _stops_of(self, member: int) -> set[int]:
-        """Where barriers and waits stop a member."""
+        """Units at which barriers and waits stop a member."""
         stops = {barrier[member] for barrier in self.barriers}
         stops.update(wait.unit for wait in self.waits if wait.member == member)
         stops.update(wait.after_unit for wait in self.waits if wait.after == member)
@@ -136,19 +136,17 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cuts_of_all(plans: Iterable[JointPlan], model: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
-    """The cuts of a model with those of several plans."""
+    """The cuts of a model, with those of several plans."""
     for plan in plans:
         cuts = plan.cuts_of(model, cuts)
     return cuts
 
 
-class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A joint plan of tenants as plan files hold it: for so many lanes, of so many cores each.
-
-    `makespan_ns` is what it was measured to take on the device, or believed to where it never ran there (`is_measured`
-    tells), and `streams_ns` the same of all members at once without a plan; `sequential_ns` is one member after another
-    on all cores. No plan is believed to go below `bound_ns`. `profile` is the fingerprint of what all of it rests on.
-    """
+class StoredJointPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A joint plan of tenants as plan files hold it, for `lanes` lanes of `lane_cores` cores each. `makespan_ns` and
+    `streams_ns` are with the plan, and with all members at once. Both are measured on the device if `is_measured`, else
+    predicted. `sequential_ns` is one member after another on all cores. `bound_ns` is a lower bound on the predicted
+    makespan of all plans. `profile` is the fingerprint of the tables that the plan was made from."""
 
     lanes: Annotated[int, Meta(ge=1)]
     lane_cores: _Count = 1
@@ -161,11 +159,11 @@ class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def plan(self) -> JointPlan:
-        """The plan alone."""
+        """The plan without the figures."""
         return JointPlan(self.members, self.barriers, self.waits, self.chunks)
 
-    def at_units(self, cuts: Sequence[Sequence[int]]) -> TogetherPlan:
-        """The same for models whose units are finer: the i-th unit of a member begins at the i-th of its cuts."""
+    def at_units(self, cuts: Sequence[Sequence[int]]) -> StoredJointPlan:
+        """The same plan for models with finer units: unit i of a member starts at its i-th cut."""
         members = tuple(replace(member, units=places[-1]) for member, places in zip(self.members, cuts, strict=True))
         return replace(
             self,
@@ -179,5 +177,5 @@ class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def key(self) -> tuple[tuple[tuple[str, int], ...], int, int]:
-        """What it is of: the set of tenants with their batches, and the lanes."""
+        """The identity of the plan: tenants with their batches, number of lanes, cores of each."""
         return tuple(sorted((each.model, each.batch) for each in self.members)), self.lanes, self.lane_cores

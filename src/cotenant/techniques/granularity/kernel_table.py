@@ -1,4 +1,4 @@
-"""What the units of a model ask of a device, by the number of rows: what plans of joint runs are made from."""
+"""Demand of the units of a model on a device, by number of rows: the input of joint plans."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelTable:
-    """The units of a model in the order in which they run, each for 1 to `batch` rows.
+    """Time and resource demand of the units of a model, in order, each for 1 to `batch` rows.
 
-    `duration_ns`, `need`, `compute` and `bandwidth` are arrays [units, batch] whose column r - 1 is for r rows.
-    `duration_ns` is what a unit takes alone on the whole device, from the start of its first kernel, without the cost
-    of launching it. `need` is the share of the device's slots that it fills, blocks over blocks per SM times SMs; it is
-    above 1 where it takes several waves. `compute` and `bandwidth` are shares, from 0 to 1, of the device's peak
-    operations and bytes a second that it uses meanwhile. `join_ns` [units] is what it takes to put together the rows
-    that chunks made, behind the unit, and 0 where they are written into one buffer. `splits` are the runs of boundaries
-    at which chunks may begin, be stopped and end, as a tenant has them: of one run or several, apart and in order.
+    Arrays have the shape [units, batch]; column r - 1 is for r rows:
+
+    - `duration_ns`: time of a unit alone on the whole device, from the start of its first kernel, without launch cost.
+    - `need`: share of the device's slots, `blocks / (blocks per SM * SMs)`; above 1 for several waves.
+    - `compute`, `bandwidth`: shares of the device's peak operations and bytes per second, from 0 to 1.
+
+    `join_ns` [units] is the time to join the rows of chunks behind a unit; 0 if they are in one buffer. `splits` are
+    disjoint runs of boundaries, in order, at which chunks may start, stop and end, as in `Tenant.splits`.
 
     Raises InvalidValueError when the arrays differ in shape or a value is out of its range.
     """
@@ -67,12 +68,11 @@ class KernelTable:
         return len(self.units)
 
     def may_split(self, start: int, end: int) -> bool:
-        """Whether units [start, end) may run for a part of the rows."""
+        """Whether units [start, end) may run in chunks."""
         return may_split(self.splits, start, end)
 
     def step(self, unit: int) -> tuple[int, int]:
-        """The shortest stretch [start, end) of units around one that may run for a part of the rows; empty where it
-        may not."""
+        """The shortest segment [start, end) of units with this one that may run in chunks; empty if none may."""
         for run in self.splits:
             at = bisect_right(run, unit)
             if 0 < at < len(run):
@@ -81,18 +81,18 @@ class KernelTable:
 
     @property
     def has_long_steps(self) -> bool:
-        """Whether some units may run for a part of the rows together alone."""
+        """Whether some units may run in chunks only together with others."""
         return any(run[-1] - run[0] >= len(run) for run in self.splits)
 
 
 def runs_of(splits: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-    """The runs of boundaries of units that treat every row by themselves, or do not."""
+    """The runs of boundaries around units that are row-wise (`splits` has a flag for each unit)."""
     edges = np.flatnonzero(np.diff([0, *splits, 0])).tolist()
     return tuple(tuple(range(start, end + 1)) for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def fingerprint_of(tables: Sequence[KernelTable]) -> str:
-    """What changes with any figure of these tables, in whatever order they are."""
+    """A digest of all figures of these tables, whatever their order."""
     digests = []
     for table in tables:
         digest = sha256(repr((table.model, table.batch, table.units, table.splits)).encode())

@@ -1,4 +1,4 @@
-"""The section of plan files with joint plans: how models that start together run beside each other."""
+"""The section `[[together]]` of plan files: joint plans of models that start together."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msgspec import Struct
+from typing_extensions import override
 
 from cotenant.errors import PlanError
 from cotenant.files import convert, to_table
 from cotenant.plan_file import FileSection, SectionCheck
-from cotenant.techniques.granularity.joint_plan import TogetherPlan
+from cotenant.techniques.granularity.joint_plan import StoredJointPlan
 
-TOGETHER = "together"
-"""Name and key of the section."""
+JOINT_PLANS_KEY = "together"
+"""Name of the section, and its key in the file."""
 
 
 class _Tables(Struct, frozen=True):
-    together: tuple[TogetherPlan, ...]
+    together: tuple[StoredJointPlan, ...]
 
 
-class TogetherSection(FileSection):
+class JointPlanSection(FileSection):
     """Joint plans, at most one for each set of models, batches and lanes."""
 
-    keys: ClassVar = (TOGETHER,)
+    keys: ClassVar = (JOINT_PLANS_KEY,)
     comment: ClassVar = "# Made by 'cotenant co-schedule'; 'cotenant plan --check' tells whether it holds.\n"
 
-    def read(self, table: dict[str, Any], where: str) -> tuple[TogetherPlan, ...]:
-        """The plans. Whether they hold is for `check` to say."""
+    @override
+    def read(self, table: dict[str, Any], where: str) -> tuple[StoredJointPlan, ...]:
         found = convert(table, _Tables, where, PlanError).together
         keys = [each.key for each in found]
         if len(set(keys)) < len(keys):
@@ -39,12 +40,12 @@ class TogetherSection(FileSection):
             )
         return found
 
-    def tables(self, content: Sequence[TogetherPlan]) -> dict[str, Any]:
-        """An array of tables."""
-        return {TOGETHER: to_table(content)}
+    @override
+    def tables(self, content: Sequence[StoredJointPlan]) -> dict[str, Any]:
+        return {JOINT_PLANS_KEY: to_table(content)}
 
-    def check(self, content: Sequence[TogetherPlan], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-        """Judge each by the tasks that were measured of its members."""
+    @override
+    def check(self, content: Sequence[StoredJointPlan], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
         from cotenant.techniques.granularity.plan.kept import verdict, words_of
         from cotenant.techniques.placement.measured_tasks import read_tasks
 
@@ -55,8 +56,8 @@ class TogetherSection(FileSection):
             [f"{words_of(each)}: it was made from another profile" for each, _, is_stale in found if is_stale],
         )
 
-    def words(self, content: Sequence[TogetherPlan]) -> list[str]:
-        """Members, lanes, and time before and after."""
+    @override
+    def words(self, content: Sequence[StoredJointPlan]) -> list[str]:
         from cotenant.techniques.granularity.plan.kept import words_of
 
         return [words_of(each) for each in content]

@@ -1,6 +1,6 @@
-"""A plan of models that are there together, for the terminal or as an SVG: who runs when without and with it.
+"""A joint plan for the terminal or as an SVG: Gantt charts without it and with it.
 
-It can be read without colour: every model has a letter, dots are idle time, bars are barriers.
+The charts are readable without colour: every model has a letter, dots are idle time, bars are barriers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cotenant.techniques.granularity.plan.joint_overview import JointOverview
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT
 
 _MOST_STOPS = 12
-"""That are named; the plan file has all."""
+"""Most barriers, waits and chunks that are printed; the plan file has all."""
 _NO_GAP_PCT = 0.05
-"""What is printed as none."""
+"""A smaller gap to the bound is printed as none, in percent."""
 
 
-def together_picture(view: JointOverview, width: int = 80) -> RenderableType:
-    """Both charts on one scale, and where the plan stops or cuts whom, at most `width` columns wide."""
+def joint_picture(view: JointOverview, width: int = 80) -> RenderableType:
+    """Both charts on one scale, and the stops and chunks of the plan, at most `width` columns wide."""
     width = max(60, min(width, MOST_WIDTH))
     keys = keys_of([str(number) for number in range(len(view.members))])
     charts = compared({"All at once": view.before, "By the plan": view.after}, keys, width)
@@ -32,13 +32,13 @@ def together_picture(view: JointOverview, width: int = 80) -> RenderableType:
     return Group(*charts, *stops)
 
 
-def together_svg(view: JointOverview, title: str) -> str:
-    """The picture as the text of an SVG file that needs nothing beside it."""
-    return svg_of(together_picture(view, MOST_WIDTH), title)
+def joint_svg(view: JointOverview, title: str) -> str:
+    """The picture as an SVG file without external references."""
+    return svg_of(joint_picture(view, MOST_WIDTH), title)
 
 
-def together_lines(view: JointOverview) -> Iterator[str]:
-    """The answers in sentences, as believed."""
+def joint_lines(view: JointOverview) -> Iterator[str]:
+    """The predicted times in sentences."""
     names, streams, best = " and ".join(view.members), in_ms(view.before.end_ns), in_ms(view.after.end_ns)
     is_least = view.gap_pct < _NO_GAP_PCT
     gap = (
@@ -51,4 +51,4 @@ def together_lines(view: JointOverview) -> Iterator[str]:
         f"{streams} ms, by the plan {best} ms; {gap}."
     )
     if not view.gains:
-        yield f"Streams are as good: less than {LEAST_GAIN_PCT:g} % is not told from nothing, and no plan is kept."
+        yield f"The plan gains less than {LEAST_GAIN_PCT:g} %, the precision of the times: no plan is kept."

@@ -1,4 +1,4 @@
-"""`cotenant compile`: make kernels for the layers of a repository's models."""
+"""`cotenant compile`: compiles kernels for the layers of a repository's models."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ def compile_(
             min=0.0,
             max=LONGEST_S,
             callback=a_number,
-            help="Seconds after which no further kernel is tried.",
+            help="Time in seconds after which no further kernel is tried.",
             show_default="as long as it takes",
         ),
     ] = None,
     pressure: Annotated[
         bool,
-        typer.Option(
-            "--pressure", help="Also measure kernels beside others who use the memory, and keep versions for that."
-        ),
+        typer.Option("--pressure", help="Also measure kernels under memory contention, and keep versions for that."),
     ] = False,
     lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
+    """Compile kernels for ONNX models on this machine, where they are faster than onnxruntime. Resumes if
+    interrupted."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out
     from cotenant.execute.layout import cores_alone
@@ -65,7 +64,7 @@ def compile_(
 
 
 def results_table(results: Mapping[str, CompiledResult]) -> FittedTable:
-    """A line a model: where it is faster, and where onnxruntime stays."""
+    """One line per model: its kernels, or that onnxruntime runs it."""
     from cotenant.report.fitted_table import FittedTable
 
     table = FittedTable("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")

@@ -1,7 +1,7 @@
-"""Measures the pressure on the memory while a server serves, and tells the beliefs what others than it make of it.
+"""Measures the memory pressure while a server serves, and reports the part of other processes to the predictor.
 
-Counters of the cache, where they can be read and were calibrated, else a canary: a quarter of a millisecond of copying
-four times a second. What launches under way are predicted to draw is taken off: policies know that themselves.
+The source is cache counters, if they are readable and calibrated, else a canary: a timed memory copy of 0.25 ms, four
+times a second. The predicted bandwidth of running launches is subtracted: policies know it themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from typing_extensions import override
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
@@ -25,11 +27,11 @@ from cotenant.serve.services import Host, Service
 
 PERIOD_S = 0.25
 _WEIGHT = 0.3
-"""Of a reading in the mean: single ones jump."""
+"""Weight of a reading in the exponential moving average."""
 _log = logging.getLogger("cotenant.server")
 
 Read = Callable[[], float]
-"""Gives the pressure now, from 0 to 1, everybody's."""
+"""Reads the present pressure of all processes, from 0 to 1."""
 
 
 class PressureMonitor:
@@ -42,16 +44,16 @@ class PressureMonitor:
         self._thread = threading.Thread(target=self._follow, name="cotenant-pressure", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; waits for it."""
+        """End the thread and wait for it."""
         self._stopping.set()
         self._thread.join()
 
     def step(self) -> None:
-        """Read once, and tell."""
+        """Read once, and report the result to the engine."""
         pressure = self._read()
 
         def look(engine: Engine) -> list[PredictorChanged]:
@@ -67,11 +69,11 @@ class PressureMonitor:
             try:
                 self.step()
             except Exception:
-                _log.exception("pressure on the memory is not measured any more")
+                _log.exception("the memory pressure is no longer measured")
                 return
 
     def _own(self, engine: Engine) -> float:
-        """The part of the bandwidth that launches under way are predicted to draw."""
+        """The share of the memory bandwidth that running launches are predicted to use."""
         predictor = self._beliefs.predictor
         drawn = 0.0
         for run in engine.snapshot(0).running.values():
@@ -85,13 +87,14 @@ class PressureMonitor:
 
 
 def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[int, ...]) -> PressureMonitor | None:
-    """A monitor where models have versions for pressure, and `cotenant profile --contention` has calibrated it here."""
+    """A monitor if models have versions for pressure and `cotenant profile --contention` was run on this device, else
+    None."""
     if not beliefs.predictor.bandwidth_bytes_per_s or not contention_path(root).exists():
         return None
     try:
         found = load_contention(contention_path(root))
     except CotenantError as error:
-        _log.warning("pressure on the memory is not measured: %s", error)
+        _log.warning("the memory pressure is not measured: %s", error)
         return None
     if found.device.fingerprint != this_device().fingerprint or found.pressure is None:
         return None
@@ -100,22 +103,22 @@ def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[in
 
 
 class Pressure(Service):
-    """Runs a PressureMonitor in a server that has models with versions for pressure."""
+    """Runs a PressureMonitor in a server with models that have versions for pressure."""
 
     def __init__(self, server: Host) -> None:
         super().__init__(server)
         self._monitor: PressureMonitor | None = None
 
     def ready(self) -> None:
-        """Start the monitor where there is something to measure."""
+        """Start the monitor if there is a source to read."""
         server = self.server
         cores = tuple(core for device in server.machine.devices for core in device.cores)
         self._monitor = monitor_of(server.root, server.driver, server.beliefs, cores)
         if self._monitor is not None:
             self._monitor.start()
 
+    @override
     def close(self, until_s: float) -> None:
-        """End the monitor."""
         if self._monitor is not None:
             self._monitor.close()
 
@@ -125,13 +128,13 @@ def reader_of(
     cores: tuple[int, ...],
     open_counters: Callable[[tuple[int, ...]], CacheCounters] = CacheCounters,
 ) -> Read | None:
-    """What tells the pressure: counters, else a canary; None where neither does."""
+    """The source of the pressure: counters, else a canary; None without a calibrated one."""
     if scales.counters is not None:
         model = scales.counters
         try:
             counters = open_counters(cores)
         except CotenantError as error:
-            _log.warning("pressure is told by a canary: %s", error)
+            _log.warning("cache counters cannot be read, so a timed copy measures the memory pressure: %s", error)
         else:
             return lambda: model.pressure(counters.read())
     if scales.slowdowns is None:

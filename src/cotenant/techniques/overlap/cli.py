@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typing_extensions import override
 
 from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
@@ -23,41 +24,43 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupCampaign(ProfileCampaign):
-    """Measures launches that start together, and judges the predictor that is fitted to them."""
+    """Measures groups, fits their predictor, and reports its error."""
 
     groups: Annotated[
-        bool, typer.Option("--groups", help="Also measure launches that start together, and fit the predictor of them.")
+        bool,
+        typer.Option("--groups", help="Also measure groups of launches that start together, and fit their predictor."),
     ] = False
     groups_count: Annotated[int, typer.Option(min=20, max=1_000_000, help="Groups to measure.")] = 400
     groups_minutes: Annotated[
-        float, typer.Option(min=0.0, max=LONGEST_S / 60, callback=a_number, help="Measure groups no longer than this.")
+        float,
+        typer.Option(min=0.0, max=LONGEST_S / 60, callback=a_number, help="Time limit for the measurement of groups."),
     ] = 10.0
     report: Annotated[
         bool,
-        typer.Option("--report", help="Say how well groups are predicted that a fit has not seen."),
+        typer.Option("--report", help="Report the error of the predictor on groups that it was not fitted to."),
     ] = False
     fitted: dict[str, Any] | None = field(default=None, init=False)
     judged: Any = field(default=None, init=False)
     """HeldOutErrors, once they are known."""
 
+    @override
     def chosen(self) -> dict[str, object]:
-        """Models are cut as for the policy that launches groups."""
         return {"policy.name": "overlap"} if self.groups else {}
 
+    @override
     def measure(self, run: ProfileRun) -> None:
-        """Measure groups and fit their predictor; judge it by cross-validation."""
         if self.groups:
             bounds = self.groups_count, self.groups_minutes
             self.fitted = _measure_groups(run.root, run.settings, run.profile, bounds, run.fresh, run.quiet, run.errors)
         if self.report:
             self.judged = _judge(run.root, run.profile, run.quiet)
 
+    @override
     def found(self) -> dict[str, object]:
-        """Number of groups, where the predictor is, slowdowns of pairs, and errors."""
         return {"groups": self.fitted, "report": self.judged}
 
+    @override
     def show(self, console: Console) -> None:
-        """Tables of slowdowns and of errors."""
         if self.fitted:
             text = f"{self.fitted['groups']} groups measured; predictor saved to {self.fitted['predictor']}"
             console.print(text)
@@ -75,7 +78,7 @@ def _measure_groups(
     quiet: bool,
     errors: dict[str, str],
 ) -> dict[str, Any]:
-    """Measure groups and fit their predictor; adds to `errors` what was left out."""
+    """Measure groups and fit their predictor; adds skipped models and groups to `errors`."""
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.repository import overlap_path
     from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups
@@ -94,7 +97,7 @@ def _measure_groups(
 
 
 def slowdown_table(slowdown: dict[str, float]) -> FittedTable:
-    """What models cost each other, the worst pairs first."""
+    """Slowdown of pairs of models, the worst pairs first."""
     from cotenant.report.fitted_table import FittedTable
 
     table = FittedTable(title="Side by side on cores of their own: predicted latency over that of the slower one alone")
@@ -118,7 +121,7 @@ def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
 
 
 def errors_table(errors: HeldOutErrors) -> FittedTable:
-    """Errors by tenants together, then how many runs stay below the quantile that is promised."""
+    """Errors by set of tenants, then coverage of the promised quantile."""
     from cotenant.report.fitted_table import FittedTable
 
     table = FittedTable(title=f"Predictor of groups: MAPE {errors.mape_pct:.1f} % (cross-validated)")

@@ -1,4 +1,4 @@
-"""Measured latencies of groups: which groups to measure, and the file that keeps what was measured."""
+"""Measured latencies of groups, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORMAT = "cotenant-groups/1"
 
 
 class SamplesError(CotenantError):
-    """A file of samples cannot be used: names the file and what was expected."""
+    """A file of samples cannot be used. The message names the file and the expected content."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """What one group took: `runs_ns` are latencies from its common start to the end of its last member.
+    """Measured latencies of one group: `runs_ns` are from its common start to the end of its last member.
 
     Raises InvalidValueError for a group without members, or without runs that took time.
     """
@@ -47,9 +47,9 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class SamplesHeader:
-    """First line of a file of samples: what they were measured on, when and by which command.
+    """First line of a file of samples: device, time and command of the measurement.
 
-    `digests` identify the model of each tenant as the profile does.
+    `digests` identify the model of each tenant as in the profile.
     """
 
     fingerprint: str
@@ -60,16 +60,16 @@ class SamplesHeader:
 
 
 def save_samples(path: Path, header: SamplesHeader, samples: Sequence[GroupSample]) -> None:
-    """Write one JSON line for the header and one a sample; a reader sees the old file or the new one."""
-    told = [
+    """Write one JSON line for the header and one a sample, atomically."""
+    lines = [
         _Line(tuple((*structs.astuple(work)[:5], size) for work, size in each.members), each.runs_ns)
         for each in samples
     ]
-    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *told)))
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *lines)))
 
 
 def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
-    """Read what `save_samples` wrote. Raises SamplesError when it is not that."""
+    """Read a file of `save_samples`. Raises SamplesError for other content."""
     hint = "make it with 'cotenant profile --groups'"
     first, *lines = read_bytes(path, SamplesError, hint).splitlines() or [b""]
     hint = f"remove it and {hint}"
@@ -81,7 +81,7 @@ def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
 
 
 class _Line(msgspec.Struct):
-    """A sample as the file has it: of each member tenant, shape, rows, first unit, end and cores."""
+    """A sample in the file: tenant, shape, rows, first unit, end and cores of each member."""
 
     members: tuple[tuple[str, int, int, int, int, int], ...]
     runs_ns: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Groups in the server: predicted ahead of time, and of tenants as they are served."""
+"""Groups in the server: the fitted predictor, and latencies of likely groups predicted in advance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = logging.getLogger("cotenant.groups")
 
 
 class Groups(Service):
-    """Has the measured groups of the repository believed, of tenants as they are served, once a policy asks for groups.
+    """Applies the fitted predictor of groups to the served tenants, once a policy uses groups.
 
-    Groups that the policy is likely to think of are predicted ahead of its decisions.
+    Groups that the policy is likely to request are predicted before its decisions.
     """
 
     def __init__(self, server: Host) -> None:
@@ -36,13 +36,13 @@ class Groups(Service):
             self._read()
 
     def added(self, served: ServedModel) -> None:
-        """Let the predictor know the model, and have it believed."""
+        """Add the model to the predictor, and use the predictor."""
         if self._fitted is not None:
             self._know(served)
             self.server.beliefs.believe_groups(self._fitted)
 
     def changing(self, policy: Policy) -> None:
-        """Have groups believed by a server that has not asked for them until now."""
+        """Start to use the predictor, if the new policy is the first one with groups."""
         if policy.spec.groups is None or self._fitted is not None:
             return
         self._read()
@@ -59,23 +59,23 @@ class Groups(Service):
         self.server.driver.follow(believe)
 
     def settled(self) -> None:
-        """Predict likely groups. Step by step, each between two events, since models may be served meanwhile."""
+        """Predict likely groups, in steps between events, since models may be served meanwhile."""
         driver, source = self.server.driver, self.server.policy.spec.groups
         predictor = driver.read(lambda engine: engine.predictor)
         if source is None or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
             return
         began_s, count = time.perf_counter(), 0
-        steps = predictor.foresee(source.likely_groups(driver.read(lambda engine: engine.tenants)))
+        steps = predictor.prefetch(source.likely_groups(driver.read(lambda engine: engine.tenants)))
         while done := driver.read(lambda _: next(steps, 0)):
             count += done
-        _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
+        _log.info("%d likely groups predicted in advance in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
 
     def _read(self) -> None:
         fitted = fitted_groups(self.server.root)
         self._fitted = fitted if isinstance(fitted, OverlapPredictor) else None
 
     def _know(self, served: ServedModel) -> None:
-        """Let the predictor know a tenant as it is served; it is kept on disk so that a trace can be replayed."""
+        """Add a served tenant to the predictor, which is kept on disk for the replay of traces."""
         assert self._fitted is not None
         facts = TenantFacts(served.tenant.name, served.profile.table("p50"))
         if facts not in self._fitted.model.facts:

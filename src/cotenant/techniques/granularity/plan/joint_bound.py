@@ -1,10 +1,13 @@
-"""Below which no plan of a set comes, whatever its chunks, waits and barriers.
+"""A lower bound on the makespan of all plans of a set, whatever their chunks, waits and barriers.
 
-A plan takes at least the slot-time, the operations and the bytes of all that it runs; of what cannot share the slots,
-at least the sum; at least as long as the longest strand of each member, and as its launches. Each of these *measures*
-is a sum over units, of what depends on how a unit is cut. So is any weighted mean of them, and below all plans lies the
-sum of what each unit can make of it at least. The weights that make this largest are sought: the plan that is short by
-one measure, as a strand of small parts is, pays in another, as many small parts do.
+Each of these *measures* is a lower bound: slot-time, operations, bytes, the sum of mutually exclusive units, and
+longest stream and launches of each member. Measure k is a sum over units u of `c[u, w, k]`, where w is the way in
+which the unit is cut. So for all weights `y[k] >= 0` with sum 1:
+
+    makespan >= sum over u of min over w of sum over k of y[k] * c[u, w, k]
+
+This is a Lagrangian dual. Multiplicative weights search for the y with the largest right side. A plan trades one
+measure for another: many small chunks shorten the longest stream and add launches.
 """
 
 from __future__ import annotations
@@ -16,18 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
-from cotenant.techniques.granularity.predict.cluster_loop import PARTS, SLACK
+from cotenant.techniques.granularity.predict.cluster_loop import MAX_CHUNKS, SLACK
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 
 _STEPS = 200
+"""Steps of the multiplicative weights."""
 _LISTED_ROWS = 16
-"""Up to so many rows all ways to cut a batch are looked at, above it parts of one size, and a share of one."""
+"""Up to this batch, all ways to cut it are listed; above it, fractions of chunks of one size, by largest chunk."""
 _CLASSES = (0.5, 0.4, 1 / 3, 0.25, 0.15)
-"""Needs above 1 - e count as all slots and needs below e as none, where a unit waits until its whole need is free."""
+"""Thresholds e: a need above 1 - e counts as all slots, below e as none. For rules that admit whole units."""
 
 
 def bound_of(tables: Sequence[KernelTable], rules: Occupancy) -> float:
-    """A makespan in ns below which no plan of the set can be."""
+    """A lower bound in ns on the makespan of all plans of the set."""
     costs = [_costs_of(member, tables, rules) for member in range(len(tables))]
     count = costs[0].shape[-1]
     alone = sum(units.min(axis=1).sum(axis=0) for units in costs)
@@ -48,13 +52,12 @@ def bound_of(tables: Sequence[KernelTable], rules: Occupancy) -> float:
 
 
 def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> Column:
-    """What each unit of a member adds to each measure [units, ways to cut it, measures]; a very large one where it
-    cannot be cut that way. Measures: longest strand and launches by member, launches of all, slots, classes of needs,
-    operations, bytes."""
+    """The costs `c` of one member's units [units, ways to cut, measures]; 1e30 where a cut is not possible. Measures:
+    longest stream and launches by member, launches of all, slots, classes of needs, operations, bytes."""
     table = tables[member]
     counts, longest = _cuts(table.batch)
     need = np.minimum(table.need, 1.0)
-    if rules.keeps_slots:  # those of the first unit of a piece, whichever that is
+    if rules.keeps_slots:  # a stream keeps the slots of the unit with which it begins, which may be any
         need = np.full_like(need, need.min())
     sums = [table.duration_ns * need]
     if rules.admission is Admission.WHOLE:
@@ -83,10 +86,9 @@ def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> C
 
 @cache
 def _cuts(batch: int) -> tuple[Column, NDArray[np.int64]]:
-    """Ways to cut a batch, the last of them whole: how many parts have so many rows [ways, batch], and the rows of the
-    largest part [ways]."""
+    """Ways to cut a batch, the uncut one last: counts of chunks by rows [ways, batch], and largest chunk [ways]."""
     if batch <= _LISTED_ROWS:
-        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= PARTS]
+        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= MAX_CHUNKS]
         counts = np.array([[float(parts.count(rows)) for rows in range(1, batch + 1)] for parts in ways])
         longest = np.array([parts[0] for parts in ways])
     else:
@@ -100,7 +102,7 @@ def _cuts(batch: int) -> tuple[Column, NDArray[np.int64]]:
 
 
 def _partitions(batch: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write a number as a sum of numbers up to `most`, each from the largest on."""
+    """Integer partitions of a number into parts up to `most`, each in descending order."""
     if batch == 0:
         yield ()
     for first in range(min(batch, most), 0, -1):

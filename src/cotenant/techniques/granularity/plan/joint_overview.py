@@ -1,5 +1,4 @@
-"""What there is to say of a plan of models that are there together: who runs when without and with it, and where it
-stops whom."""
+"""A joint plan in words and Gantt charts: the timelines without it and with it, and its stops and chunks."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from cotenant.techniques.granularity.predict.rules import Occupancy
 
 @dataclass(frozen=True, slots=True)
 class JointOverview:
-    """A plan beside all members at once, as believed.
+    """A plan beside all members at once, as predicted.
 
-    The charts have a lane for each stream: a member, or a part of its rows. Labels are the numbers of members, marks
-    are barriers. `sequential_ns` is one member after another on the whole device; `stops` says in words where the plan
-    stops or cuts whom.
+    The charts have a lane for each stream: a member, or a chunk of its rows. Labels are the numbers of members, marks
+    are barriers. `sequential_ns` is one member after another on the whole device. `stops` lists the barriers, waits and
+    chunks in words.
     """
 
     members: tuple[str, ...]
@@ -34,24 +33,24 @@ class JointOverview:
 
     @property
     def gain_pct(self) -> float:
-        """How much shorter than all at once it is."""
+        """Reduction of the makespan against all members at once, in percent."""
         return 100.0 * (1 - self.after.end_ns / max(1, self.before.end_ns))
 
     @property
     def gap_pct(self) -> float:
-        """How far at most it is above the best plan."""
+        """Upper bound on the distance to the optimal plan, in percent."""
         return 100.0 * (self.after.end_ns / max(1, self.bound_ns) - 1)
 
     @property
     def gains(self) -> bool:
-        """Whether that is enough to follow it."""
+        """Whether the gain is large enough to follow the plan."""
         return self.gain_pct >= LEAST_GAIN_PCT
 
 
 def overview(
     tables: Sequence[KernelTable], rules: Occupancy, found: FoundJointPlan, sequential_ns: int
 ) -> JointOverview:
-    """All that reports say of a plan that was found."""
+    """The overview of a plan that was found."""
     evaluator = JointEvaluator(tables, rules)
     return JointOverview(
         tuple(f"{table.model}={table.batch}" for table in tables),
@@ -93,15 +92,15 @@ def _before(table: KernelTable, at: int) -> str:
 
 
 def _chart(plan: JointPlan, line: JointTimeline) -> GanttChart:
-    """The streams that run anything; stretches that follow each other without a pause are one bar."""
+    """A chart of the streams that run units; consecutive runs without a pause are one bar."""
     streams: dict[tuple[int, int], list[Bar]] = {}
     for run in line.runs:
-        bars = streams.setdefault((run.member, run.part), [])
+        bars = streams.setdefault((run.member, run.chunk), [])
         start, end = run.start_ns, run.end_ns
         if bars and start <= bars[-1].end_ns:
             before = bars.pop()
             start, end = before.start_ns, max(before.end_ns, end)
-        name = plan.members[run.member].model + (f", part {run.part + 1}" if run.part else "")
+        name = plan.members[run.member].model + (f", chunk {run.chunk + 1}" if run.chunk else "")
         bars.append(Bar(name, str(run.member), start, end))
     ordered = [bars for _, bars in sorted(streams.items())]
     lanes = tuple(bars[0].lane for bars in ordered)

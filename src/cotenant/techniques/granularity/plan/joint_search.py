@@ -1,10 +1,16 @@
-"""Our search: from the best of streams and the published plan, windows of time are changed and searched again.
+"""Large neighbourhood search for joint plans, with simulated annealing over windows of time.
 
-Beyond barriers and chunks of single units there are waits of one member on another, ranks, and chunks of whole runs of
-units, whose parts are streams of their own. A plan is scored by what it takes relative to streams, as the mean over the
-belief and beliefs that are wrong: in the times of units, in their needs, and every other one in the rule of admission.
-What is given is never worse, as believed, than streams nor than the published plan. As nobody knows the rule, the best
-plans by either are alternatives.
+1. Start from streams, the published plan, its barriers as waits, all orders of ranks, and each run of units in halves.
+2. Take a random window of the plan's time. With a given probability, strip half of the plan there.
+3. Apply random moves inside the window; keep each that does not raise the score.
+4. Accept the result if it is better, else with probability `exp(-rise / warmth)`; the warmth falls geometrically.
+   Return to the best plan when the present one is 4 warmths above it.
+5. Repeat from step 2.
+
+Beyond the published moves there are waits between two members, ranks, and chunks of runs of units. The score is the
+mean makespan relative to streams over several *beliefs*: the given tables, and perturbed times, needs and admission
+rules. The plan is never slower, as predicted, than streams or the published plan. The device's admission rule is not
+documented, so that the best plans by either rule are alternatives.
 """
 
 from __future__ import annotations
@@ -18,37 +24,37 @@ from math import exp, inf
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.techniques.granularity.plan.plan_moves import Moves, Window, barrier_as_waits, even_rows, with_ranks
-from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointProgress, found
+from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointPlanner, JointProgress, found
 from cotenant.techniques.granularity.plan.published import Descent, Published
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Admission, Occupancy
 
 _TRIES = 24
-"""Changes that are tried in a window."""
+"""Moves that are tried in a window."""
 _STRIPPED = 0.3
-"""How many windows begin without much of what the plan has there."""
+"""Probability that a window starts with half of the plan removed there."""
 _WARM, _COLD = 0.004, 0.0002
-"""How much worse a window may end at first and at last, as a share of what streams take."""
+"""First and last warmth of the annealing, as a share of the makespan of streams."""
 _LOOK = 0.001
-"""A plan is dropped when it is so much worse than the one at hand by the beliefs that were asked, as a share of what
-streams take by all of them."""
+"""A plan is dropped early when its score exceeds the present one by this share of the makespan of streams."""
 _COST = 3e-5
-"""What each chunk, wait and barrier must be worth."""
+"""Penalty for each chunk, wait and barrier, as a share of the makespan of streams."""
 _MOST_ORDERS = 24
+"""Orders of ranks at most from which the search starts."""
 _LAUNCH = 1.5
-"""How many times as much launches cost, at most, by wrong beliefs: threads that issue at once hinder each other."""
+"""Largest factor on launch cost in perturbed beliefs: threads that launch at once delay each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class JointSearch:
-    """Our search. About `evaluations` plans are judged, of which the published search, from which it starts, has
-    `rounds`, and a quarter of all at most. `beliefs` are wrong ones, by `times` and `needs` (deviations of logarithms).
-    The same `seed` gives the same plan.
-    """
+class JointSearch(JointPlanner):
+    """The search of this package. `evaluations` limits the evaluated plans; the published search gets `rounds` of them,
+    and a quarter at most. `beliefs` is the number of perturbed beliefs; `times` and `needs` are the standard deviations
+    of their logarithms. The same `seed` gives the same plan."""
 
     evaluations: int = 6000
     seed: int = 0
@@ -58,11 +64,10 @@ class JointSearch:
     needs: float = 0.20
     name: str = "ours"
 
+    @override
     def find(
         self, tables: Sequence[KernelTable], rules: Occupancy, progress: JointProgress | None = None
     ) -> FoundJointPlan:
-        """See JointPlanner. The first alternatives beside the plan are the best ones by other beliefs: where plans can
-        be tried, they are worth it."""
         search = _Windows(self, tables, rules, progress)
         try:
             search.run()
@@ -74,8 +79,8 @@ class JointSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A plan, and what it takes relative to streams by the beliefs of a walk; `extra` is added for its pointers and
-    chunks."""
+    """A plan with its makespans relative to streams, one for each belief of a walk. `extra` is the penalty for its
+    pointers and chunks."""
 
     plan: JointPlan
     extra: float
@@ -83,12 +88,12 @@ class _Scored:
 
     @property
     def score(self) -> float:
-        """The mean."""
+        """Mean relative makespan, plus the penalty."""
         return sum(self.times) / len(self.times) + self.extra
 
 
 class _Windows:
-    """One search: walks by all beliefs, by those with the rule of admission that is believed in, and by the others."""
+    """One search of three walks: over all beliefs, over those with the given admission rule, and over the others."""
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class _Windows:
         self.evaluated = 0
         self._progress = progress
         self._streams = [each.cost(each.streams).makespan_ns for each in self.evaluators]
-        self._everyone = tuple(range(len(self.evaluators)))
+        self._all = tuple(range(len(self.evaluators)))
         self._target = self._streams[0]
         self._best = _Scored(self.evaluators[0].streams, 0.0, (1.0,) * len(self.evaluators))
         self._walked: list[_Scored] = []
@@ -116,24 +121,24 @@ class _Windows:
         self._moves = Moves(tables, self._rng)
 
     def found(self) -> list[JointPlan]:
-        """The best plan that is not worse, as believed, than streams and the published one; the best of each walk, and
-        the best of those that they started from, which is simpler than they are."""
+        """The best plan that is predicted not to be slower than streams and the published plan, then the alternatives.
+        These are the best plan of each walk, and the best of the starting plans, which is simpler."""
         for each in self._walked:
-            self._keep(self._scored(each.plan, self._everyone))
+            self._keep(self._scored(each.plan, self._all))
         return [self._best.plan, *(each.plan for each in self._walked)]
 
     def run(self) -> None:
-        """Start from what is known, then window by window, for a walk after the other."""
+        """Run one walk for each group of beliefs, from the starting plans."""
         starts = list(self._starts())
         rules = self.rules
-        own = [n for n in self._everyone if self.evaluators[n].rules.admission == rules.admission]
-        groups = [self._everyone, tuple(own), tuple(n for n in self._everyone if n not in own)]
-        groups = groups if len(own) < len(self._everyone) else groups[:1]
+        own = [n for n in self._all if self.evaluators[n].rules.admission == rules.admission]
+        groups = [self._all, tuple(own), tuple(n for n in self._all if n not in own)]
+        groups = groups if len(own) < len(self._all) else groups[:1]
         for number, group in enumerate(groups):
             begin = self.evaluated
             self._end = begin + (self.settings.evaluations - begin) // (len(groups) - number)
             self._walk(starts, group)
-        ranked = [self._scored(plan, self._everyone) for plan in starts]
+        ranked = [self._scored(plan, self._all) for plan in starts]
         self._walked.append(min(ranked, key=lambda each: each.score))
 
     def _walk(self, starts: Sequence[JointPlan], group: tuple[int, ...]) -> None:
@@ -152,8 +157,7 @@ class _Windows:
                 at = best
 
     def _searched(self, at: _Scored, group: tuple[int, ...], window: Window) -> _Scored:
-        """The best plan of a path through a window that begins with the plan, or what is left of it there, and never
-        goes up."""
+        """The best plan of a descent inside one window."""
         if self._rng.random() < _STRIPPED:
             at = self._score(self._moves.stripped(at.plan, window), group) or at
         for _ in range(_TRIES):
@@ -189,22 +193,22 @@ class _Windows:
         search = Descent(Published(rounds=rounds), self.evaluators[0], progress)
         try:
             search.run()
-        finally:  # also where it is interrupted
+        finally:  # also when it is interrupted
             self.evaluated = search.evaluated
             self._target = self.evaluators[0].cost(search.best).makespan_ns
             self._best = _Scored(search.best, 0.0, (inf,) * len(self.evaluators))
-            self._keep(self._scored(search.best, self._everyone))
+            self._keep(self._scored(search.best, self._all))
         return search.best
 
     def _scored(self, plan: JointPlan, group: tuple[int, ...]) -> _Scored:
-        """What a plan takes by some beliefs. Raises InvalidValueError where its waits go round in a circle."""
+        """A plan with its score under some beliefs. Raises InvalidValueError when its waits are circular."""
         extra = _COST * (len(plan.chunks) + len(plan.waits) + len(plan.barriers))
         return _Scored(
             plan, extra, tuple([self.evaluators[n].cost(plan).makespan_ns / self._streams[n] for n in group])
         )
 
     def _score(self, plan: JointPlan, group: tuple[int, ...], than: _Scored | None = None) -> _Scored | None:
-        """What a plan takes by the beliefs of a walk, None as soon as it is not to be as good as another."""
+        """A plan with its score, or None as soon as it is worse than another one or cannot run."""
         self.evaluated += 1
         if self.evaluated % 16 == 0:
             self._goes_on(self.evaluators[0].cost(self._best.plan).makespan_ns)
@@ -221,12 +225,12 @@ class _Windows:
                 if behind > _LOOK:
                     return None
         score = _Scored(plan, extra, tuple(times))
-        if group is self._everyone:
+        if group is self._all:
             self._keep(score)
         return None if behind > 0 else score
 
     def _keep(self, found: _Scored) -> None:
-        """Of plans scored by everyone."""
+        """Update the best plan; `found` is scored under all beliefs."""
         if found.score < self._best.score and found.times[0] * self._streams[0] <= self._target * (1 + 1e-12):
             self._best = found
 
@@ -238,7 +242,7 @@ class _Windows:
 def _beliefs(
     settings: JointSearch, tables: Sequence[KernelTable], rules: Occupancy
 ) -> Iterator[tuple[Sequence[KernelTable], Occupancy]]:
-    """Wrong ones."""
+    """Perturbed tables and rules."""
     rng = np.random.default_rng(settings.seed)
     others = {Admission.WHOLE: Admission.FILL, Admission.FILL: Admission.WHOLE}
     for number in range(settings.beliefs):

@@ -1,7 +1,7 @@
-"""Tables of models on the lanes of a processor, from what was measured of them: the one place where they come from.
+"""Kernel tables for the lanes of a CPU, made from measurements.
 
-A lane runs one strand at a time: it is a slot, and a unit needs one. What the memory's bandwidth does to lanes beside
-each other is not in these tables.
+A lane runs one task at a time: it is one slot, and a unit needs one slot. Memory contention between lanes is not in
+these tables.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _MIB = 1 << 20
 
 
 def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> KernelTable:
-    """The units of a model on lanes of one core, as they were measured. Other rows follow the rule for rows of
-    LatencyModel; no row makes a unit quicker. Behind a chunk all that crosses there is put together, as if all of it
-    had been made in the chunk."""
+    """The measured units of a model on lanes of one core. Rows that were not measured are interpolated as in
+    LatencyModel; time never falls with rows. Behind a chunk all tensors that cross the boundary are joined, as if the
+    chunk had made all of them."""
     measured = {1: tasks.core} | {rows: each.core for rows, each in tasks.batches.items()}
     known = sorted(measured)
     units = zip(*(measured[rows].unit_ns for rows in known), strict=True)
     curves = [tuple(zip(known, times, strict=True)) for times in units]
-    asked = np.array([[over_rows(curve, rows) for rows in range(1, batch + 1)] for curve in curves], np.float64)
-    duration = np.maximum.accumulate(asked, axis=1)
+    times = np.array([[over_rows(curve, rows) for rows in range(1, batch + 1)] for curve in curves], np.float64)
+    duration = np.maximum.accumulate(times, axis=1)
     crossing = np.zeros(len(tasks.units))
     for tensor in tasks.tensors:
         crossing[tensor.producer : max(tensor.readers)] += tensor.size_bytes
@@ -49,8 +49,9 @@ def table_of_latencies(
     cuts: Sequence[int],
     splits: Sequence[Sequence[int]],
 ) -> KernelTable:
-    """The stretches between the cuts of a model on lanes of so many cores, at its first declared shape, by its latency
-    and the weights of its units: for models that no profile of tasks has. `splits` are of its units."""
+    """A table with one unit for each segment between the cuts, for models without task measurements. It divides the
+    latency at the first declared shape, on lanes of `lane_cores` cores, by the weights of the units. `splits` are of
+    the model's units."""
     believed = TablePredictor({tenant: table})
     duration = [
         [believed.latency_ns(Work(tenant, 0, rows, start, end), lane_cores) for rows in range(1, batch + 1)]
@@ -63,20 +64,19 @@ def table_of_latencies(
 
 
 def lane_rules(hand_over_ns: int) -> Occupancy:
-    """Lanes of a processor: one call runs all units of a strand, and each wait is a hand-over from one call to another,
-    whether of two members or of all."""
+    """The cost model of CPU lanes: one call runs all units of a task, and each wait or barrier costs a hand-over."""
     return Occupancy(0, 0, hand_over_ns, hand_over_ns, keeps_slots=True)
 
 
 def hand_over_ns(tasks: Sequence[ModelTasks]) -> int:
-    """What it takes from the end of a call to the beginning of the next on another lane, as it was measured."""
+    """Measured time from the end of a call to the start of the next call on another lane."""
     return max(each.hand_over_ns + each.core.launch_ns for each in tasks)
 
 
 def lane_table(
     tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[Sequence[int]]
 ) -> KernelTable:
-    """A table of units that take `duration` [units, rows] in ns on one of so many lanes."""
+    """A table of units with times `duration` [units, rows] in ns on one of `lanes` lanes."""
     count, batch = duration.shape
     none = np.zeros_like(duration)
     return KernelTable(

@@ -1,4 +1,4 @@
-"""Changes of a joint plan within a window of time: what the search tries."""
+"""Neighbourhood of the search: random changes of a joint plan within a window of time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import msgspec
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
 
-_MOST_PARTS = 4
+_MOST_CHUNKS = 4
+"""Chunks of a batch that a random change makes at most."""
 _MOST_WAITS = 24
+"""Waits of a plan at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Units [low, high) of each member, and when the units of each member began and ended in the plan at hand."""
+    """Units [low, high) of each member, with start and end times of all units in the present plan."""
 
     low: tuple[int, ...]
     high: tuple[int, ...]
@@ -28,7 +30,7 @@ class Window:
 
     @classmethod
     def of(cls, begins: Sequence[Sequence[float]], ends: Sequence[Sequence[float]], rng: random.Random) -> Window:
-        """A twentieth to all of a plan's time."""
+        """A random window of 5 to 100 % of a plan's makespan."""
         makespan = max(each[-1] for each in ends)
         length = makespan * 0.05 ** rng.random()
         start = rng.uniform(-length / 2, makespan - length / 2)
@@ -40,20 +42,20 @@ class Window:
         )
 
     def members(self) -> list[int]:
-        """Those with units in it."""
+        """Members with units in the window."""
         return [m for m, (a, b) in enumerate(zip(self.low, self.high, strict=True)) if a < b]
 
     def has(self, member: int, unit: int) -> bool:
-        """Whether a unit lies in it."""
+        """Whether a unit lies in the window."""
         return self.low[member] <= unit < self.high[member]
 
     def after(self, time: float, member: int) -> int:
-        """How many units of a member had begun at a time."""
+        """Number of units of a member that started before a time."""
         return bisect_right(self.begins[member], time)
 
 
 class Moves:
-    """Random changes of plans of a set. Each gives another plan, or None where there is nothing for it to change."""
+    """Random changes of plans of a set. Each returns another plan, or None if it has nothing to change."""
 
     def __init__(self, tables: Sequence[KernelTable], rng: random.Random) -> None:
         self._tables = tables
@@ -69,12 +71,11 @@ class Moves:
         )
 
     def any(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """One of all kinds."""
+        """A change of a random kind."""
         return self._rng.choice(self.kinds)(plan, window)
 
     def stripped(self, plan: JointPlan, window: Window) -> JointPlan:
-        """Without the chunks that begin, the waits that hold and the barriers that end in a window, each with even
-        chances."""
+        """The plan without a random half of the chunks, waits and barriers in the window."""
         keep = self._rng.random
         return msgspec.structs.replace(
             plan,
@@ -84,14 +85,14 @@ class Moves:
         )
 
     def rows(self, batch: int) -> tuple[int, ...]:
-        """Parts of a batch: two to four alike, or two of any size."""
+        """Rows of the chunks of a batch: two to four equal chunks, or two of random sizes."""
         if batch > 2 and self._rng.random() < 0.3:
             first = self._rng.randint(1, batch - 1)
             return (first, batch - first)
-        return even_rows(batch, self._rng.choice((2, 2, 2, *range(3, min(batch, _MOST_PARTS) + 1))))
+        return even_rows(batch, self._rng.choice((2, 2, 2, *range(3, min(batch, _MOST_CHUNKS) + 1))))
 
     def add_chunk(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Cut a run of units, in place of the chunks that lie there."""
+        """Cut a run of units into chunks, in place of the chunks that are there."""
         found = [
             (m, run)
             for m in window.members()
@@ -120,7 +121,7 @@ class Moves:
         return msgspec.structs.replace(plan, chunks=tuple(sorted(kept)))
 
     def change_chunk(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Take a chunk away, move one of its edges, or cut its rows in another way."""
+        """Remove a chunk, move one of its edges, or cut its rows in another way."""
         found = [c for c in plan.chunks if window.has(c.member, c.start) or window.has(c.member, c.end - 1)]
         if not found:
             return None
@@ -142,7 +143,7 @@ class Moves:
         return msgspec.structs.replace(plan, chunks=tuple(sorted(others)))
 
     def add_wait(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Let a unit wait for what another member does about then."""
+        """Let a unit wait for a unit that another member starts at about the same time."""
         members = window.members()
         if len(self._tables) < 2 or not members or len(plan.waits) >= _MOST_WAITS:
             return None
@@ -154,7 +155,7 @@ class Moves:
         return self._with_waits(plan, [*plan.waits, Wait(m, unit, after, until)])
 
     def change_wait(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Take a wait away, or move one of its ends."""
+        """Remove a wait, or move one of its ends."""
         found = [wait for wait in plan.waits if window.has(wait.member, wait.unit)]
         if not found:
             return None
@@ -171,7 +172,7 @@ class Moves:
         return self._with_waits(plan, others)
 
     def change_rank(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Another order in which members go first, or none."""
+        """Shuffle the ranks of the members, or reset them."""
         if len(plan.members) < 2:
             return None
         ranks = list(range(len(plan.members)))
@@ -181,8 +182,8 @@ class Moves:
         return with_ranks(plan, ranks)
 
     def change_barrier(self, plan: JointPlan, window: Window) -> JointPlan | None:
-        """Take a barrier away, put waits between pairs in its place, or move one of its pointers; set one where there
-        is none."""
+        """Remove a barrier, replace it by waits between pairs, or move one of its pointers; add one if there is
+        none."""
         inside = [number for number, barrier in enumerate(plan.barriers) if self._is_in(barrier, window)]
         if not inside:
             m = self._rng.choice(window.members() or [0])
@@ -206,7 +207,7 @@ class Moves:
         return msgspec.structs.replace(plan, barriers=(*plan.barriers[:number], moved, *plan.barriers[number + 1 :]))
 
     def _step(self) -> int:
-        """Small steps mostly, of either sign."""
+        """A random offset, mostly small, of either sign."""
         return self._rng.choice((-1, 1)) * (1 + int(self._rng.expovariate(0.5)))
 
     def _with_waits(self, plan: JointPlan, waits: Sequence[Wait]) -> JointPlan:
@@ -216,10 +217,10 @@ class Moves:
         return any(window.has(m, min(at, self._tables[m].size - 1)) for m, at in enumerate(barrier))
 
 
-def even_rows(batch: int, parts: int) -> tuple[int, ...]:
-    """A batch in parts that differ by a row at most, the larger ones first."""
-    least, more = divmod(batch, parts)
-    return (least + 1,) * more + (least,) * (parts - more)
+def even_rows(batch: int, count: int) -> tuple[int, ...]:
+    """Rows of chunks that differ by one row at most, the larger ones first."""
+    least, more = divmod(batch, count)
+    return (least + 1,) * more + (least,) * (count - more)
 
 
 def with_ranks(plan: JointPlan, ranks: Sequence[int]) -> JointPlan:
@@ -231,7 +232,7 @@ def with_ranks(plan: JointPlan, ranks: Sequence[int]) -> JointPlan:
 
 
 def barrier_as_waits(plan: JointPlan, number: int) -> JointPlan:
-    """The plan with waits of each member on each other in place of a barrier."""
+    """The plan with one barrier replaced by waits between all pairs of members."""
     barrier = plan.barriers[number]
     waits = [
         Wait(m, at, after, until)

@@ -1,6 +1,6 @@
-"""What finds plans of models that start together: the protocol, what is found, and the two plans that need no search.
+"""The planner protocol for joint plans, its result, and the two baselines that need no search.
 
-Source: GACER (2023), section 4, and section 5.1 for streams and the sequential execution.
+Source: GACER (2023), section 4; section 5.1 for streams and the sequential execution.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from typing_extensions import override
 
 from cotenant.techniques.granularity.joint_plan import JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable
@@ -19,19 +20,19 @@ from cotenant.techniques.granularity.predict.rules import Occupancy
 
 
 class JointProgress(Protocol):
-    """Told by searches how many plans they evaluated and the makespan of the best; gives False to end them with it."""
+    """Callback of searches: the number of evaluated plans, and the best makespan in ns."""
 
     def __call__(self, evaluated: int, best_ns: float) -> bool:
-        """Whether to go on."""
+        """Whether to go on; False ends the search with the best plan so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJointPlan:
-    """A plan of a set, and what it is to be judged by: all times as believed, in ns.
+    """A plan of a set with its reference times, all predicted, in ns.
 
-    `bound_ns` is below every plan, also those with chunks. `alternatives` are the best distinct plans that were met,
-    the plan itself first, so that a device can choose among them.
+    `bound_ns` is a lower bound for all plans, with chunks too. `alternatives` are the best distinct plans, the plan
+    itself first; a trial run on the device can choose among them.
     """
 
     plan: JointPlan
@@ -44,17 +45,17 @@ class FoundJointPlan:
 
     @property
     def gap_pct(self) -> float:
-        """How far at most the makespan is above that of the best plan."""
+        """Upper bound on the distance of the makespan to the optimum, in percent."""
         return 100 * (self.makespan_ns / self.bound_ns - 1)
 
 
 class JointPlanner(Protocol):
-    """Finds a plan of models that start together. Deterministic; `progress` may end it with the best so far, and so
-    does KeyboardInterrupt."""
+    """Searches a plan of models that start together. Deterministic; `progress` or KeyboardInterrupt ends it early with
+    the best plan so far."""
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         ...
 
     def find(
@@ -67,7 +68,7 @@ class JointPlanner(Protocol):
 def found(
     evaluator: JointEvaluator, plan: JointPlan, evaluated: int, alternatives: Sequence[JointPlan] = ()
 ) -> FoundJointPlan:
-    """A plan beside what it is to be judged by."""
+    """A plan with its reference times."""
     return FoundJointPlan(
         plan,
         evaluator.cost(plan).makespan_ns,
@@ -80,35 +81,35 @@ def found(
 
 
 def in_turn(streams: JointPlan) -> JointPlan:
-    """One member after another, as a plan: each begins when the one before has ended."""
+    """One member after another, as a plan with waits."""
     ends = [member.units for member in streams.members]
     waits = tuple(Wait(m, 0, m - 1, ends[m - 1]) for m in range(1, len(ends)))
     return msgspec.structs.replace(streams, waits=waits)
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """All members at once, each as one stream: what a device makes of it."""
+class Streams(JointPlanner):
+    """All members at once, each as one stream: the native concurrency of the device."""
 
     name: str = "streams"
 
+    @override
     def find(
         self, tables: Sequence[KernelTable], rules: Occupancy, progress: JointProgress | None = None
     ) -> FoundJointPlan:
-        """See JointPlanner."""
         evaluator = JointEvaluator(tables, rules)
         return found(evaluator, evaluator.streams, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class SequentialMembers:
+class SequentialMembers(JointPlanner):
     """One member after another."""
 
     name: str = "sequential"
 
+    @override
     def find(
         self, tables: Sequence[KernelTable], rules: Occupancy, progress: JointProgress | None = None
     ) -> FoundJointPlan:
-        """See JointPlanner."""
         evaluator = JointEvaluator(tables, rules)
         return found(evaluator, in_turn(evaluator.streams), 1)

@@ -1,11 +1,14 @@
-"""Algorithm 1 of GACER: barriers by coordinate descent, chunks where the largest residue is, in turn.
+"""Algorithm 1 of GACER: barriers by coordinate descent, chunks at the largest residue, in alternation.
 
-Source: GACER (2023), sections 4.2 to 4.4. As we read it: it starts from no pointer and adds one to each model, in the
-middle of the cluster that takes longest; line 6 is every position of every pointer between its neighbours; line 9 takes
-the best of them; a sweep that changes nothing ends the descent; lines 11 and 12 end the search when the best plan with
-a pointer more is worse. The spatial step, which the listing leaves out, comes before the first pointer and after every
-descent. A *round* of its Table 4 is one evaluation. Where units treat rows by themselves together alone, they are cut
-like one.
+Source: GACER (2023), sections 4.2 to 4.4. Our reading of it:
+
+1. Cut units into chunks while that lowers the objective (4.2). The listing omits this step; it follows each descent.
+2. Add one pointer to each model, in the middle of the longest cluster.
+3. Lines 4 to 9: for each model in turn, try every position of every pointer between its neighbours; take the best.
+4. End the descent after a sweep without a change. Repeat step 1.
+5. Lines 10 to 14: go to step 2 unless the best plan with one pointer more is no better.
+
+A *round* of its Table 4 is one evaluation. Units that are row-wise only together are cut as one.
 """
 
 from __future__ import annotations
@@ -19,30 +22,31 @@ from math import inf
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointProgress, found
-from cotenant.techniques.granularity.predict.cluster_loop import PARTS
+from cotenant.techniques.granularity.plan.planner import FoundJointPlan, JointPlanner, JointProgress, found
+from cotenant.techniques.granularity.predict.cluster_loop import MAX_CHUNKS
 from cotenant.techniques.granularity.predict.evaluator import JointCost, JointEvaluator, JointTimeline, UnitRun
 from cotenant.techniques.granularity.predict.rules import Occupancy
 
 _RESIDUES, _TRIED = 64, 8
-"""The largest residues that a spatial step looks at, and the chunks that it tries before it gives up."""
+"""Largest residues that a spatial step looks at, and chunks that it tries before it stops."""
 
 
 class JointObjective(StrEnum):
-    """What a search makes small."""
+    """The objective that a search minimises."""
 
     MAKESPAN = "makespan"
     RESIDUE = "residue"
-    """R of Eq. 8. It orders plans as makespan does only where chunks leave slot-time as it is."""
+    """R of Eq. 8. It orders plans as the makespan does only if chunks leave the slot-time unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The published search. Without `temporal` or `spatial` it sets no barriers or no chunks. `rounds` are the plans
-    that it evaluates at most, `sweeps` those over all models in a descent."""
+class Published(JointPlanner):
+    """The published search. Without `temporal` it sets no barriers, without `spatial` no chunks. `rounds` limits the
+    evaluated plans, `sweeps` the passes over all models in one descent."""
 
     spatial: bool = True
     temporal: bool = True
@@ -51,15 +55,15 @@ class Published:
     sweeps: int = 4
 
     @property
+    @override
     def name(self) -> str:
-        """See JointPlanner."""
         kind = "both" if self.spatial and self.temporal else "spatial" if self.spatial else "temporal"
         return kind if self.objective is JointObjective.MAKESPAN else f"{kind}, {self.objective}"
 
+    @override
     def find(
         self, tables: Sequence[KernelTable], rules: Occupancy, progress: JointProgress | None = None
     ) -> FoundJointPlan:
-        """See JointPlanner."""
         search = Descent(self, JointEvaluator(tables, rules), progress)
         try:
             search.run()
@@ -69,11 +73,11 @@ class Published:
 
 
 class _EnoughError(Exception):
-    """The rounds are over, or whoever watches wants no more."""
+    """The limit of rounds is reached, or `progress` ended the search."""
 
 
 class Descent:
-    """One published search: the best plan so far, and how many were evaluated."""
+    """State of one published search: the best plan so far, and the number of evaluated plans."""
 
     def __init__(self, settings: Published, evaluator: JointEvaluator, progress: JointProgress | None) -> None:
         self.settings = settings
@@ -84,14 +88,14 @@ class Descent:
         self._least = self._of(evaluator.cost(self.best))
 
     def run(self) -> None:
-        """Search until it ends by itself, its rounds are over, or whoever watches wants no more."""
+        """Search until it converges, its rounds are used up, or `progress` ends it."""
         try:
             self._add_pointers()
         except _EnoughError:
             pass
 
     def _add_pointers(self) -> None:
-        """One by one, as long as that helps."""
+        """Add pointers one by one while the objective falls."""
         plan = self._cut_rows(self.evaluator.streams) if self.settings.spatial else self.evaluator.streams
         before = self._value(plan)
         while self.settings.temporal:
@@ -107,7 +111,7 @@ class Descent:
         return cost.makespan_ns if self.settings.objective is JointObjective.MAKESPAN else cost.residue_ns
 
     def _value(self, plan: JointPlan) -> float:
-        """The objective of a plan, which is a round."""
+        """The objective of a plan; counts as one round."""
         if self.evaluated >= self.settings.rounds:
             raise _EnoughError
         self.evaluated += 1
@@ -122,7 +126,7 @@ class Descent:
         return value
 
     def _with_pointer(self, plan: JointPlan) -> JointPlan:
-        """A barrier more, in the middle by time of each member's part of the cluster that takes longest."""
+        """The plan with one more barrier, at the middle in time of each member's segment of the longest cluster."""
         ends = tuple(member.units for member in plan.members)
         edges = [(0,) * len(ends), *plan.barriers, ends]
         spans: list[float] = []
@@ -145,7 +149,7 @@ class Descent:
         return msgspec.structs.replace(plan, barriers=(*plan.barriers[:at], tuple(middle), *plan.barriers[at:]))
 
     def _descend(self, plan: JointPlan) -> JointPlan:
-        """Lines 4 to 9: for each model in turn the best place of any one of its pointers."""
+        """Lines 4 to 9: for each model in turn, move the pointer with the largest gain to its best position."""
         value = self._value(plan)
         for _ in range(self.settings.sweeps):
             before = value
@@ -161,8 +165,8 @@ class Descent:
         return plan
 
     def _cut_rows(self, plan: JointPlan) -> JointPlan:
-        """Section 4.2: cut the largest unit that follows the largest residue to what fits into it, else one that
-        follows the next residue, and again, as long as that makes the objective smaller."""
+        """Section 4.2: cut the largest unit that follows the largest residue to the size of that residue. If that does
+        not lower the objective, the next residue is tried. Repeats while the objective falls."""
         value = self._value(plan)
         while True:
             for chunk in islice(self._chunks_for_residues(plan), _TRIED):
@@ -175,7 +179,7 @@ class Descent:
                 return plan
 
     def _chunks_for_residues(self, plan: JointPlan) -> Iterator[Chunk]:
-        """One chunk for each residue that one fits into, from the largest residue on."""
+        """A chunk for each residue that has room for one, in descending order of residues."""
         line = self.evaluator.timeline(plan)
         runs = [[run for run in line.runs if run.member == m] for m in range(len(plan.members))]
         met: dict[Chunk, None] = {}
@@ -188,8 +192,8 @@ class Descent:
     def _chunk_for(
         self, plan: JointPlan, runs: Sequence[Sequence[UnitRun]], behind: int, start: int, residue: float
     ) -> Chunk | None:
-        """The largest unit (or step of units) whose predecessor has ended and that waits at this time, behind so many
-        barriers, in the parts that the table says fit."""
+        """The largest unit (or step of units) that is ready at time `start`, cut so that its first chunk fits the
+        residue. `behind` is the number of barriers before that time."""
         ends = tuple(member.units for member in plan.members)
         low = (0,) * len(ends) if behind == 0 else plan.barriers[behind - 1]
         high = (*plan.barriers, ends)[behind]
@@ -199,7 +203,7 @@ class Descent:
             begun = runs[member][: bisect_right(runs[member], start, key=lambda run: run.start_ns)]
             unit = max(low[member], begun[-1].unit + 1 if begun else 0)
             going += unit < high[member]
-            is_open = any(start < run.end_ns for run in begun[-2 * PARTS :])
+            is_open = any(start < run.end_ns for run in begun[-2 * MAX_CHUNKS :])
             if is_open or not low[member] <= unit < high[member]:
                 continue
             start_unit, end = table.step(unit)
@@ -210,13 +214,13 @@ class Descent:
             need = np.minimum(1.0, table.need[unit:end].max(axis=0))
             fits = [rows for rows in range(1, table.batch) if need[rows - 1] <= residue + 1e-9]
             if fits:
-                parts = (max(fits), table.batch - max(fits))
-                follows.append((float(table.need[unit:end, -1].max()), Chunk(member, unit, end, parts)))
+                rows = (max(fits), table.batch - max(fits))
+                follows.append((float(table.need[unit:end, -1].max()), Chunk(member, unit, end, rows)))
         return max(follows)[1] if follows and going > 1 else None  # tails are skipped
 
 
 def _moved(plan: JointPlan, member: int) -> Iterator[JointPlan]:
-    """The plan with one pointer of a member elsewhere between its neighbours, for every pointer and place."""
+    """The plan with one pointer of a member moved, for each pointer and each position between its neighbours."""
     own = [0, *(barrier[member] for barrier in plan.barriers), plan.members[member].units]
     for number, barrier in enumerate(plan.barriers):
         for place in range(own[number], own[number + 2] + 1):
@@ -227,7 +231,7 @@ def _moved(plan: JointPlan, member: int) -> Iterator[JointPlan]:
 
 
 def _residues(line: JointTimeline) -> list[tuple[int, float]]:
-    """Times at which slots are idle and how much of them, by idle slots times time, from the largest on."""
+    """Start times of idle intervals and their idle share of slots, in descending order of idle slot-time."""
     changes: dict[int, float] = dict.fromkeys(line.barriers_ns, 0.0)
     for run in line.runs:
         changes[run.start_ns] = changes.get(run.start_ns, 0.0) + run.need

@@ -1,7 +1,6 @@
-"""A search for a plan of models that are there together, in a process of its own: for servers, which compute on all
-cores and answer at once.
+"""The search for a joint plan as a process of its own: a server must not compute on its own cores.
 
-Its input is an `Asked` as JSON, its output a `TogetherPlan`, or `null` where streams are as good.
+Its input is a `SearchRequest` as JSON, its output a `StoredJointPlan`, or `null` if streams are as good.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from cotenant.techniques.granularity.joint_plan import TogetherPlan
+from cotenant.techniques.granularity.joint_plan import StoredJointPlan
 from cotenant.techniques.granularity.plan.joint_search import JointSearch
-from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT, together_of
+from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT, stored_plan_of
 from cotenant.techniques.granularity.plan.lane_tables import lane_rules, lane_table
 
 _NICE = 10
-"""Above that of models and front-ends; at 19 a search does not end on a machine that is busy."""
+"""Niceness above that of models and front ends; at 19 a search does not end on a busy machine."""
 
 
-class AskedMember(Struct, frozen=True):
-    """A model by its units: what each takes on a lane with 1, 2, ... rows, and at which chunks may begin and end.
-
-    `cuts` are the units of the model at which these begin, and its end; `graph` says what the times are of."""
+class MemberRequest(Struct, frozen=True):
+    """A model by its units: `duration_ns[unit][rows - 1]` on one lane, and boundaries of chunks (`splits`). `cuts` are
+    the model's units at which these units start, and its end. `graph` is the digest of the graph."""
 
     model: str
     graph: str
@@ -36,10 +34,10 @@ class AskedMember(Struct, frozen=True):
     splits: tuple[tuple[int, ...], ...] = ()
 
 
-class Asked(Struct, frozen=True):
-    """A set on so many lanes, and how long to search: so many seconds or evaluations, whichever ends first."""
+class SearchRequest(Struct, frozen=True):
+    """A set on `lanes` lanes, and the limits of the search: seconds and evaluations, whichever ends first."""
 
-    members: tuple[AskedMember, ...]
+    members: tuple[MemberRequest, ...]
     lanes: int
     lane_cores: int
     hand_over_ns: int
@@ -47,34 +45,34 @@ class Asked(Struct, frozen=True):
     evaluations: int = 6000
 
 
-def search(asked: Asked) -> TogetherPlan | None:
-    """The plan of a set, at units of its models; None where it is not believed to gain."""
+def search(request: SearchRequest) -> StoredJointPlan | None:
+    """The plan of a set, in units of its models; None if it is not predicted to gain enough."""
     tables = [
         lane_table(
             each.model,
             tuple(map(str, each.cuts[:-1])),
             np.array(each.duration_ns, np.float64),
-            asked.lanes,
+            request.lanes,
             each.splits,
         )
-        for each in asked.members
+        for each in request.members
     ]
-    until = time.monotonic() + asked.seconds
-    rules = lane_rules(asked.hand_over_ns)
-    found = JointSearch(evaluations=asked.evaluations).find(
+    until = time.monotonic() + request.seconds
+    rules = lane_rules(request.hand_over_ns)
+    found = JointSearch(evaluations=request.evaluations).find(
         tables, rules, lambda evaluated, best_ns: time.monotonic() < until
     )
     if found.makespan_ns > found.streams_ns * (1 - LEAST_GAIN_PCT / 100):
         return None
-    made = together_of(found, tables, [each.graph for each in asked.members], asked.lanes, asked.lane_cores)
-    return made.at_units([each.cuts for each in asked.members])
+    made = stored_plan_of(found, tables, [each.graph for each in request.members], request.lanes, request.lane_cores)
+    return made.at_units([each.cuts for each in request.members])
 
 
 def main() -> None:
-    """Answer what stands on the standard input."""
+    """Read the request from the standard input and write the plan to the standard output."""
     os.nice(_NICE)
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
-    sys.stdout.buffer.write(msgspec.json.encode(search(asked)))
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
+    sys.stdout.buffer.write(msgspec.json.encode(search(request)))
 
 
 if __name__ == "__main__":

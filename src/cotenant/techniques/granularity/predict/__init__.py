@@ -1,1 +1,1 @@
-"""What models that start together are believed to take: units share slots, operations and bandwidth of one device."""
+"""The cost model of joint plans: units share slots, operations and bandwidth of one device."""

@@ -1,4 +1,4 @@
-"""What a plan of models that start together comes to, by tables of their units and what is believed of the device."""
+"""The makespan of joint plans, predicted from tables of units and a cost model of the device."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from cotenant.inner_loop import InnerLoops, best_loops, plain_loops
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
 from cotenant.techniques.granularity.predict import cluster_loop
-from cotenant.techniques.granularity.predict.cluster_loop import PARTS, ClusterScratch, FlatPlan, FlatSet
+from cotenant.techniques.granularity.predict.cluster_loop import MAX_CHUNKS, ClusterScratch, FlatPlan, FlatSet
 from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 
 _MEMORY = 20_000
-"""Clusters that are remembered."""
+"""Clusters in the cache at most."""
 
 
 PLAIN = plain_loops(cluster_loop)
 
 
 class UnitRun(NamedTuple):
-    """A unit of a member as it ran, or one part of it, which had so many rows: times in ns, `need` of all slots."""
+    """One run of a unit, or of one chunk of it with `rows` rows: times in ns, `need` in shares of all
+    slots."""
 
     member: int
     unit: int
-    part: int
+    chunk: int
     rows: int
     start_ns: int
     end_ns: int
@@ -38,8 +39,8 @@ class UnitRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointTimeline:
-    """What a plan comes to. `barriers_ns` are the times at which members go on behind each barrier; `residue_ns` is R
-    of Eq. 8: the time that slots are idle, barriers included, in ns of all slots."""
+    """The predicted run of a plan. `barriers_ns` are the times at which members continue behind each barrier.
+    `residue_ns` is R of Eq. 8: idle slot-time, barriers included, in ns of all slots."""
 
     makespan_ns: int
     residue_ns: float
@@ -55,11 +56,14 @@ class JointCost(NamedTuple):
 
 
 class JointEvaluator:
-    """Tables of the members of a set and rules of a device, made ready to judge plans. `runs` counts clusters played.
+    """Evaluates joint plans of one set on one device. `runs` counts simulated clusters.
 
-    With barriers a makespan is a sum over clusters, and clusters that were played are remembered. What it makes of a
-    plan it shares with an evaluator of the same members that it is `beside`. Pure for the outside; it holds scratch
-    memory, so that one evaluator, and those beside it, serve one thread at a time.
+    With barriers a makespan is a sum over clusters, and results of clusters are cached (GACER, Eqs. 2, 3 and 8):
+
+        makespan = sum over clusters of play(cluster) + barriers * barrier_ns
+
+    An evaluator shares the prepared form of a plan with one that it is `beside`. Not thread-safe: they share working
+    memory.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class JointEvaluator:
         return JointPlan(tuple(JointMember(table.model, table.batch, table.size) for table in self.tables))
 
     def sequential_ns(self) -> int:
-        """Makespan of one member after another as one stream of one thread: launches run ahead, and nothing waits."""
+        """Makespan of one member after another in one stream of one thread; launches are issued ahead."""
         issued, end = 0.0, 0.0
         for table in self.tables:
             for duration in table.duration_ns[:, -1].tolist():
@@ -98,19 +102,21 @@ class JointEvaluator:
         return ceil(end)
 
     def cost(self, plan: JointPlan) -> JointCost:
-        """Makespan and residue of a plan of this set. Raises InvalidValueError for a plan of other members, and one
-        that cannot be carried out: see `cost_if`."""
+        """Makespan and residue of a plan of this set.
+
+        Raises InvalidValueError for a plan of other members, and for one that cannot run: see `cost_if`.
+        """
         cost = self.cost_if(plan)
         if cost is None:
-            text = "no circle of waits and barriers, and none inside of what treats rows by themselves together alone"
+            text = "no circular waits or barriers, and no stop between units that are row-wise only together"
             raise InvalidValueError("joint plan", "waits", plan.waits, text)
         return cost
 
     def cost_if(self, plan: JointPlan) -> JointCost | None:
-        """As `cost`, None where waits go round in a circle, or a pointer stops a chunk where its units cannot be
-        left."""
+        """As `cost`; None if waits are circular, or a pointer stops a chunk between units that are row-wise only
+        together."""
         self._check(plan)
-        if not all(self.tables[m].may_split(*part) for m in self._stepped for part in plan.parts_of(m)):
+        if not all(self.tables[m].may_split(*part) for m in self._stepped for part in plan.chunk_segments(m)):
             return None
         if not plan.barriers:
             return self._cluster(plan, (0,) * len(self._ends), self._ends)
@@ -126,7 +132,7 @@ class JointEvaluator:
         return JointCost(makespan, residue + len(plan.barriers) * self.rules.barrier_ns)
 
     def timeline(self, plan: JointPlan, absent: Sequence[int] = ()) -> JointTimeline:
-        """All that a plan comes to, of those members that are present. Raises as `cost`."""
+        """The predicted run of a plan without the `absent` members. Raises as `cost`."""
         found: list[UnitRun] = []
         barriers: list[int] = []
         residue = end = 0.0
@@ -141,30 +147,32 @@ class JointEvaluator:
                 cut = {u: c.rows for c in plan.chunks if c.member == m for u in range(c.start, c.end)}
                 need = np.minimum(self.tables[m].need, 1.0)
                 for u in range(a, b):
-                    for part, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
-                        at = (int(self._flat.first[m]) + u) * PARTS + part
+                    for chunk, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
+                        at = (int(self._flat.first[m]) + u) * MAX_CHUNKS + chunk
                         times = (round(start + begins[at]), round(start + ends[at]))
-                        found.append(UnitRun(m, u, part, rows, *times, float(need[u, rows - 1])))
-        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.part))
+                        found.append(UnitRun(m, u, chunk, rows, *times, float(need[u, rows - 1])))
+        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.chunk))
         return JointTimeline(ceil(end), residue, tuple(found), tuple(barriers))
 
     def spans(self, plan: JointPlan) -> tuple[list[list[float]], list[list[float]]]:
-        """When the units of each member begin, in their first parts, and when they have ended: in ns, quicker than a
-        timeline. Raises as `cost`."""
+        """Start and end of the units of each member in ns, by the first chunk; faster than a timeline. Raises as
+        `cost`."""
         begins: list[list[float]] = [[] for _ in self.tables]
         ends: list[list[float]] = [[] for _ in self.tables]
         for low, high, start, _ in self._played(plan):
             for m, (a, b) in enumerate(zip(low, high, strict=True)):
                 first = int(self._flat.first[m])
-                begins[m] += [start + x for x in self._scratch.begin[(first + a) * PARTS : (first + b) * PARTS : PARTS]]
+                begins[m] += [
+                    start + x
+                    for x in self._scratch.begin[(first + a) * MAX_CHUNKS : (first + b) * MAX_CHUNKS : MAX_CHUNKS]
+                ]
                 ends[m] += [start + x for x in self._scratch.done[first + a : first + b]]
         return begins, ends
 
     def _played(
         self, plan: JointPlan, absent: Sequence[int] = ()
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, float]]:
-        """Play one cluster after another: its units [low, high), when it starts and how long it takes. The scratch
-        holds what is known of it."""
+        """Simulate cluster by cluster: its units [low, high), its start and its time. The scratch holds the details."""
         self._check(plan)
         flat, start = self._flat_plan(plan), 0.0
         low = tuple(end if m in absent else 0 for m, end in enumerate(self._ends))
@@ -172,7 +180,7 @@ class JointEvaluator:
             high = tuple(max(pair) for pair in zip(low, barrier, strict=True))
             taken = self._play(flat, low, high)
             if taken < 0:
-                raise InvalidValueError("joint plan", "waits", plan.waits, "no circle of waits and barriers")
+                raise InvalidValueError("joint plan", "waits", plan.waits, "no circular waits or barriers")
             yield low, high, start, taken
             start += taken + self.rules.barrier_ns
             low = high
@@ -232,12 +240,12 @@ class JointEvaluator:
     def _scratch_of(self) -> ClusterScratch:
         members, units = len(self.tables), sum(table.size for table in self.tables)
         sizes = dict.fromkeys(("chunk", "width", "open", "resume"), members)
-        sizes |= dict.fromkeys(("parts", "done", "issued"), units)
-        sizes |= {"begin": units * PARTS, "end": units * PARTS, "area": 1}
-        whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "parts")
+        sizes |= dict.fromkeys(("ended", "done", "issued"), units)
+        sizes |= {"begin": units * MAX_CHUNKS, "end": units * MAX_CHUNKS, "area": 1}
+        whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "ended")
         made: list[Any] = []
         for name in ClusterScratch._fields:
-            values = [0] * sizes.get(name, members * PARTS)
+            values = [0] * sizes.get(name, members * MAX_CHUNKS)
             made.append(self.loops.ints(values) if name in whole else self.loops.floats(values))
         return ClusterScratch(*made)
 
@@ -248,19 +256,19 @@ class JointEvaluator:
             return known[1]
         chunks, waits = sorted(plan.chunks), sorted(plan.waits)
         members = range(len(self._ends) + 1)
-        parts = [0]
+        rows_from = [0]
         for chunk in chunks:
-            parts.append(parts[-1] + len(chunk.rows))
+            rows_from.append(rows_from[-1] + len(chunk.rows))
             splits = self.tables[chunk.member].may_split(chunk.start, chunk.end)
-            if len(chunk.rows) > PARTS or not splits:
-                raise InvalidValueError("joint plan", "chunk", chunk, f"at most {PARTS} parts of units that split")
+            if len(chunk.rows) > MAX_CHUNKS or not splits:
+                raise InvalidValueError("joint plan", "chunk", chunk, f"at most {MAX_CHUNKS} chunks of row-wise units")
         flat = FlatPlan(
             rank=ints([member.rank for member in plan.members]),
             chunk_from=ints([sum(chunk.member < m for chunk in chunks) for m in members]),
             chunk_start=ints([chunk.start for chunk in chunks]),
             chunk_end=ints([chunk.end for chunk in chunks]),
-            part_from=ints(parts),
-            part_rows=ints([rows for chunk in chunks for rows in chunk.rows]),
+            rows_from=ints(rows_from),
+            chunk_rows=ints([rows for chunk in chunks for rows in chunk.rows]),
             wait_from=ints([sum(wait.member < m for wait in waits) for m in members]),
             wait_unit=ints([wait.unit for wait in waits]),
             wait_after=ints([wait.after for wait in waits]),

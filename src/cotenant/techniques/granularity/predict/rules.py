@@ -1,4 +1,5 @@
-"""How a device is believed to run the units of several models at once: who may begin, who is slowed, what it costs."""
+"""The cost model of a device that runs units of several models at once: admission, issuing, contention and
+overheads."""
 
 from __future__ import annotations
 
@@ -9,36 +10,37 @@ from cotenant.errors import InvalidValueError
 
 
 class Admission(StrEnum):
-    """When a unit may begin beside others."""
+    """When a unit may start beside others."""
 
     WHOLE = "whole"
-    """When all that it needs is free. Source: GACER, Eq. 1."""
+    """When its whole need is free. Source: GACER, Eq. 1."""
     FILL = "fill"
-    """At once: its blocks fill what is free, and it runs at that share of its speed."""
+    """At once: its blocks fill the free slots, and its speed is that share of its need."""
 
 
 class Issuing(StrEnum):
-    """Which threads of the host issue launches. They run ahead of the device, and stop at barriers alone."""
+    """Which host threads issue launches. They run ahead of the device, and stop only at barriers."""
 
     STREAM = "stream"
-    """One for each stream, those of chunks too."""
+    """One for each stream, with those of chunks."""
     MEMBER = "member"
-    """One for each model, which issues the chunks of a unit one after another."""
+    """One for each model; it issues the chunks of a unit one after another."""
     ALL = "all"
-    """One for all models, a unit of each in turn."""
+    """One for all models; it issues one unit of each in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What is believed of a device, beside the tables of its models. Times in ns, from 0.
+    """The cost model of a device, beside the tables of its models. Times in ns, from 0.
 
-    `launch_ns` is what the host takes to issue a launch, `gap_ns` what lies between two units of a stream, `barrier_ns`
-    what a barrier of the host costs when all have come to it (T_SW of GACER, Eq. 8), `event_ns` what a wait on the
-    device costs, and so the beginning and the end of a chunk beside the first. Units slow each other down where they
-    ask for more operations or bytes a second than there are, shared max-min, if `shares_rates`: GACER has no such
-    thing, and with needs that are achieved warps and without it this is the paper's model, in which units may run
-    faster than the device can compute. `keeps_slots` is for the lanes of a processor: a stream that has begun keeps the
-    slots of the unit with which it began until its next wait or barrier, or the beginning or end of a chunk.
+    - `launch_ns`: host time of a launch. `gap_ns`: time between two units of a stream.
+    - `barrier_ns`: cost of a host barrier after the last member has arrived (T_SW of GACER, Eq. 8).
+    - `event_ns`: cost of a wait on the device, and of the start and the end of each further chunk.
+    - `shares_rates`: units that together need more operations or bytes per second than the device has share them
+      max-min fairly. GACER has no such limit: without it, and with achieved warps as needs, this is the paper's model.
+      Units may then exceed the peak of the device.
+    - `keeps_slots`: for CPU lanes. A stream keeps the slots of its first unit until its next wait or barrier, or the
+      start or end of a chunk.
     """
 
     launch_ns: int

@@ -1,4 +1,4 @@
-"""What can be wrong with compiled kernels."""
+"""Errors of compiled kernels."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from cotenant.errors import CotenantError
 
 
 class CompileError(CotenantError):
-    """No kernel can be made here, or one that was made cannot be used: says why, and what would mend it."""
+    """A kernel cannot be built or used here. The message names the cause and a remedy."""

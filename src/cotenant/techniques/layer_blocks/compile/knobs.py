@@ -1,4 +1,4 @@
-"""Knobs of a kernel: how its loops are tiled and ordered, and what that says of its parallelism and locality."""
+"""Tuning knobs of a kernel: tile sizes and loop order, with the parallelism and locality that follow."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cotenant.techniques.layer_blocks.compile.target import Target
 
 _FLOAT_BYTES = 4
 _MOST_STATEMENTS = 1600
-"""Multiply-adds that are written out in all tiles of a kernel together: what a compiler takes a second for."""
+"""Limit of unrolled multiply-adds in all tiles of a kernel: about one second of compile time."""
 _SPARE_REGISTERS = 4
-"""Left for weights, the number that is broadcast, and addresses."""
+"""Registers for weights, the broadcast number and addresses."""
 
 
 class Knobs(Struct, frozen=True, forbid_unknown_fields=True, tag="ckernel"):
-    """A register tile is `blocks` blocks of filters x `rows` x `columns` pixels; `unroll` channels are written out.
+    """A register tile is `blocks` blocks of filters x `rows` x `columns` pixels; `unroll` channels are unrolled.
 
-    A task is `block_tiles` x `row_tiles` tiles of whole rows; `axis` is what cores divide first: `filters` (each reads
-    weights of its own and all pixels) or `pixels` (the reverse). Within a task `order` is what stays in the cache:
-    the weights of a tile while it moves over pixels, or pixels while it moves over weights. `pass_blocks` blocks of
-    channels are summed up at a time (0: all of them), the sums in between are kept in the output.
+    A task is `block_tiles` x `row_tiles` tiles of whole rows. `axis` is the axis that cores divide first: by `filters`
+    each core reads its own weights and all pixels; by `pixels` the reverse. `order` is the operand that stays in the
+    cache within a task, `weights` or `pixels`. `pass_blocks` blocks of channels are summed at a time (0: all); partial
+    sums stay in the output.
     """
 
     blocks: int = 1
@@ -46,12 +46,12 @@ def tasks_of(problem: Problem, knobs: Knobs, target: Target) -> int:
 
 
 def parallelism_of(problem: Problem, knobs: Knobs, target: Target) -> int:
-    """The parallel extent times what is unrolled."""
+    """The parallel extent times the unrolled iterations (VELTAIR, Fig. 9)."""
     return tasks_of(problem, knobs, target) * knobs.blocks * knobs.rows * knobs.columns * knobs.unroll
 
 
 def block_bytes(problem: Problem, knobs: Knobs, target: Target) -> int:
-    """What a task touches: its weights of one pass, the input that they are multiplied with, and its output."""
+    """Working set of a task in bytes: weights of one pass, input and output (locality in VELTAIR, Fig. 9)."""
     lanes, (high, wide) = target.lanes, problem.kernel
     span = spans_of(problem, lanes)[1] if not problem.pixels else 1
     inner = min(knobs.pass_blocks or span, span)
@@ -65,7 +65,7 @@ def block_bytes(problem: Problem, knobs: Knobs, target: Target) -> int:
 
 
 def draw(problem: Problem, target: Target, count: int, seed: int) -> list[Knobs]:
-    """Up to `count` different knobs, drawn at random among those whose tiles fill most registers."""
+    """Up to `count` distinct random knobs, among the tiles that fill most registers."""
     rng = random.Random(seed)
     tiles = _tiles(problem, target)
     found: dict[Knobs, None] = {}
@@ -100,7 +100,7 @@ def _one(problem: Problem, target: Target, rng: random.Random, tile: tuple[int, 
 
 
 def _share(count: int, rng: random.Random) -> int:
-    """A number of tiles of a task: 1, all of them, or a part."""
+    """A number of tiles of a task: 1, all of them, or a fraction."""
     return rng.choice([1, *(max(1, -(-count // parts)) for parts in (8, 4, 2, 1))])
 
 
@@ -114,7 +114,7 @@ def _unroll(problem: Problem, lanes: int, rng: random.Random, tile: tuple[int, i
 
 
 def _instances(problem: Problem, lanes: int, tile: tuple[int, int, int]) -> int:
-    """Accumulators of all tiles that must be written, those at the ends included."""
+    """Accumulators in the code of all tiles, those at the edges included."""
     blocks, rows, columns = tile
     total = blocks_of(problem.filters // problem.groups, lanes)
     parts = [(blocks, total), (rows, problem.out_height), (columns, problem.out_width)]
@@ -125,7 +125,7 @@ def _instances(problem: Problem, lanes: int, tile: tuple[int, int, int]) -> int:
 
 
 def _tiles(problem: Problem, target: Target) -> list[tuple[int, int, int]]:
-    """Register tiles (blocks, rows, columns), each as often as it deserves to be drawn."""
+    """Register tiles (blocks, rows, columns), repeated by their weight in the random choice."""
     room = target.registers - _SPARE_REGISTERS
     lanes = target.lanes
     filters = blocks_of(problem.filters, lanes)
@@ -151,7 +151,7 @@ def _tiles(problem: Problem, target: Target) -> list[tuple[int, int, int]]:
 
 
 def _value(problem: Problem, filters: int, tile: tuple[int, int, int]) -> float:
-    """How much of the work is in full tiles, less what loads cost beside multiply-adds."""
+    """Fraction of the work in full tiles, less the cost of loads beside multiply-adds."""
     fill = 1.0
     for size, extent in zip(tile, (filters, problem.out_height, problem.out_width), strict=True):
         fill *= extent / (-(-extent // size) * size)

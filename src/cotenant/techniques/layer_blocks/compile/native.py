@@ -1,4 +1,4 @@
-"""Calling what was compiled: steps in memory, libraries, teams of threads."""
+"""Bindings to compiled code: steps in memory, libraries, teams of threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOVES = ("pixels_in", "blocks_in", "blocks_out", "rows_in", "pool", "mean", "cop
 
 
 class KernelStep(ctypes.Structure):
-    """See `ckernel.prelude.STEP`."""
+    """The C struct `step` of `ckernel.prelude.STEP`."""
 
     _fields_ = (
         ("run", ctypes.c_void_p),
@@ -30,21 +30,21 @@ class KernelStep(ctypes.Structure):
 
 
 def aligned(count: int) -> Array:
-    """Zeros that begin where vectors may."""
+    """Zeros, aligned for vectors."""
     raw = np.zeros(4 * count + ALIGNMENT, np.uint8)
     at = -raw.ctypes.data % ALIGNMENT
     return raw[at : at + 4 * count].view(np.float32)
 
 
 def aligned_copy(values: Array) -> Array:
-    """A copy that begins where vectors may."""
+    """A copy, aligned for vectors."""
     made = aligned(values.size).reshape(values.shape)
     made[...] = values
     return made
 
 
 def address(library: ctypes.CDLL, name: str = KERNEL) -> int:
-    """Where a function of a library lies."""
+    """Address of a function in a library."""
     return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
 
 
@@ -57,7 +57,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 class Runtime:
-    """The library of `ckernel.runtime`: it runs steps. Thread-safe."""
+    """The library of `ckernel.runtime`, which runs steps. Thread-safe."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.moves = {name: address(library, name) for name in MOVES}
@@ -74,7 +74,7 @@ class Runtime:
         library.time_steps.restype = long
 
     def block(self) -> int:
-        """Memory for a block of steps that runs; it serves one at a time, and is never freed: use it again."""
+        """Memory for a running block of steps. It serves one run at a time and is never freed: reuse it."""
         made = self._library.new_block()
         if not made:
             raise MemoryError("a block of steps")
@@ -83,10 +83,10 @@ class Runtime:
     def run(
         self, block: int, steps: Any, first: int, last: int, others: Sequence[int] = (), *, wait: bool = False
     ) -> int:
-        """Run steps [first, last) on this thread and those of other cores; gives the most that ran one.
+        """Run steps [first, last) on this thread and those of other cores. Returns the most threads of one step.
 
-        They join when they are awake; with `wait` the first step begins when all are there. A block runs once at a
-        time. Raises CompileError, and runs nothing, where a step lacks its function, its input or its output.
+        Other threads join once they run; with `wait` the first step starts when all have joined. A block runs once at a
+        time. Raises CompileError, and runs nothing, if a step lacks its function, input or output.
         """
         cores = (ctypes.c_int * len(others))(*others)
         at = ctypes.addressof(steps) + first * ctypes.sizeof(KernelStep)
@@ -95,7 +95,7 @@ class Runtime:
         return most
 
     def open(self, block: int) -> None:
-        """Let cores be called to a block before it runs; the thread that will run it does that."""
+        """Let cores be called to a block before it runs; called by the thread that will run it."""
         self._library.open_block(block)
 
     def call(self, block: int, cores: Sequence[int]) -> bool:
@@ -104,9 +104,9 @@ class Runtime:
         return bool(self._library.call_cores(block, held, len(cores)))
 
     def cpu_ns(self, steps: Any, repeats: int = 1) -> list[int]:
-        """CPU time of each step in ns, alone on this thread: the mean of some repeats in a row.
+        """Mean CPU time of each step in ns, over consecutive repeats on this thread.
 
-        Raises CompileError, and runs nothing, where a step lacks its function, its input or its output.
+        Raises CompileError, and runs nothing, if a step lacks its function, input or output.
         """
         found = (ctypes.c_long * len(steps))()
         _check_ready(self._library.time_steps(ctypes.addressof(steps), len(steps), repeats, found))
@@ -114,6 +114,6 @@ class Runtime:
 
 
 def _check_ready(status: int, first: int = 0) -> None:
-    """Raises CompileError for the negative status with which the library refuses a step."""
+    """Raises CompileError for the negative status by which the library refuses a step."""
     if status < 0:
         raise CompileError(f"step {first - 1 - status} cannot run: it lacks its function, its input or its output")

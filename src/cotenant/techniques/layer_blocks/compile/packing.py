@@ -1,6 +1,6 @@
-"""How tensors lie for kernels, with numpy: activations in blocks of channels with rims of zeros, weights likewise.
+"""Tensor layouts of kernels, with numpy: activations in blocks of channels with zero borders, weights likewise.
 
-An activation is [images][blocks of channels][rows][columns][channels of a block], its rim included.
+An activation is [images][blocks of channels][rows][columns][channels of a block], its border included.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Array = npt.NDArray[np.float32]
 
 
 def blocks_of(channels: int, lanes: int) -> int:
-    """Blocks that hold so many channels; the last one is filled up."""
+    """Number of blocks for these channels; the last one is padded."""
     return -(-channels // lanes)
 
 
 def spans_of(problem: Problem, lanes: int) -> tuple[list[int], int]:
-    """Which blocks of channels a block of filters reads: the first one of each, and how many.
+    """The blocks of channels that a block of filters reads: the first one of each, and their number.
 
-    Without groups all of them are read, and there is no list. Blocks may hold channels of other groups: see
+    Without groups every block reads all, and the list is empty. Blocks may hold channels of other groups: see
     `mixes_groups`.
     """
     total = blocks_of(problem.channels, lanes)
@@ -41,17 +41,16 @@ def spans_of(problem: Problem, lanes: int) -> tuple[list[int], int]:
 
 
 def mixes_groups(problem: Problem, lanes: int) -> bool:
-    """Whether a filter finds channels of other groups, or none, in the blocks that it reads.
+    """Whether a filter reads blocks with channels of other groups, or with padding.
 
-    Its weight of those is -0.0, which stands for nothing else: kernels leave them out, since an infinity times 0 is
-    NaN.
+    Their weight is -0.0, which no other weight has. Kernels skip it, since infinity times 0 is NaN.
     """
     deep, made = problem.channels // problem.groups, problem.filters // problem.groups
     return problem.groups > 1 and not problem.is_depthwise and bool(deep % lanes or made % lanes)
 
 
 def to_blocks(values: Array, lanes: int, halo: int) -> Array:
-    """[images, channels, rows, columns] in blocks."""
+    """[images, channels, rows, columns] as blocks."""
     images, channels, rows, columns = values.shape
     blocks = blocks_of(channels, lanes)
     made = np.zeros((images, blocks, rows + 2 * halo, columns + 2 * halo, lanes), np.float32)
@@ -63,7 +62,7 @@ def to_blocks(values: Array, lanes: int, halo: int) -> Array:
 
 
 def from_blocks(blocks: Array, channels: int, halo: int) -> Array:
-    """The reverse."""
+    """Blocks as [images, channels, rows, columns]."""
     images, count, high, wide, lanes = blocks.shape
     inner = blocks[:, :, halo : high - halo, halo : wide - halo]
     whole = inner.transpose(0, 1, 4, 2, 3).reshape(images, count * lanes, high - 2 * halo, wide - 2 * halo)
@@ -71,13 +70,13 @@ def from_blocks(blocks: Array, channels: int, halo: int) -> Array:
 
 
 def to_pixels(values: Array, halo: int) -> Array:
-    """[images, channels, rows, columns] channels last, with a rim."""
+    """[images, channels, rows, columns] as channels last, with a border."""
     rims = ((0, 0), (0, 0), (halo, halo), (halo, halo))
     return np.ascontiguousarray(np.pad(values, rims).transpose(0, 2, 3, 1), np.float32)
 
 
 def pack_weights(problem: Problem, weights: Array, lanes: int) -> Array:
-    """Weights [filters, channels of a group, rows, columns] as kernels of this problem read them, whatever their knobs.
+    """Weights [filters, channels of a group, rows, columns] in the layout of this problem's kernels, for all knobs.
 
     [blocks of filters][blocks of channels][rows][columns][channels][filters]; depthwise [blocks][rows][columns][lanes].
     """
@@ -106,7 +105,7 @@ def pack_weights(problem: Problem, weights: Array, lanes: int) -> Array:
 
 
 def pack_bias(problem: Problem, bias: Array | None, lanes: int) -> Array:
-    """One number a filter, filled up to whole blocks."""
+    """One number per filter, padded to whole blocks."""
     made = np.zeros(blocks_of(problem.filters, lanes) * lanes, np.float32)
     if bias is not None:
         made[: problem.filters] = bias

@@ -1,4 +1,4 @@
-"""What is to be compiled: a convolution or a matrix product with what is fused to it, and how its tensors lie."""
+"""The problem of a kernel: a convolution or matrix product with fused operators, and the layout of its tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ACTIVATIONS: dict[str, int] = {
     "tanh": 0,
     "gelu": 0,
 }
-"""What can be fused, and the number of its parameters."""
+"""Activations that can be fused, with their number of parameters."""
 
 
 class Activation(Struct, frozen=True, forbid_unknown_fields=True):
-    """A function of single numbers.
+    """An elementwise function.
 
-    Parameters: `clip` its bounds (None: no bound on that side), `leaky` its slope, `silu` (x * sigmoid(a x)) its a,
-    `hard_sigmoid` (a x + b between 0 and 1) a and b. Raises InvalidValueError for others, and where
-    a parameter is not finite.
+    Parameters: the bounds of `clip` (None: no bound), the slope of `leaky`, a of `silu` (`x * sigmoid(a * x)`). Those
+    of `hard_sigmoid` are a and b in `a * x + b`, clipped to [0, 1]. Raises InvalidValueError for other kinds or numbers
+    of parameters, and for infinite ones.
     """
 
     kind: str = ""
@@ -46,13 +46,13 @@ NONE = Activation()
 
 
 class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A convolution of FP32 tensors with bias, then perhaps a sum with another tensor, then an activation.
+    """A convolution of FP32 tensors with bias, optionally a sum with another tensor, then an activation.
 
-    `height` and `width` are those of the input without padding; `pads` are rows above, columns before, rows below,
-    columns behind. Tensors lie in blocks of channels (see `compile.packing`) with rims of zeros of `in_halo`,
-    `out_halo` and `add_halo` pixels; the input's is at least the padding. `pixels`: the input lies channels last
-    instead, as a picture of few channels does. `rows`: output and added tensor lie as rows of `filters` numbers,
-    without a rim: a matrix product is a convolution of 1 x 1 over a single row of pixels.
+    `height` and `width` are those of the input without padding; `pads` are above, left, below, right. Tensors are in
+    blocks of channels (see `compile.packing`), with zero borders of `in_halo`, `out_halo` and `add_halo` pixels;
+    `in_halo` covers the padding. `pixels`: the input is channels last instead, for images with few channels. `rows`:
+    output and added tensor are rows of `filters` numbers without border. A matrix product is a 1 x 1 convolution over
+    one row of pixels.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -93,7 +93,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Rows and columns that a filter spans, those between its taps included."""
+        """Rows and columns that a filter spans, with the gaps of its dilation."""
         (high, wide), (down, right) = self.kernel, self.dilation
         return (high - 1) * down + 1, (wide - 1) * right + 1
 
@@ -109,7 +109,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every channel has a filter of its own."""
+        """Whether every channel has its own filter."""
         return self.groups > 1 and self.channels == self.filters == self.groups
 
     @property
@@ -120,5 +120,5 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def product(rows: int, columns: int, depth: int, *, activation: Activation = NONE, adds: bool = False) -> Problem:
-    """The product of `rows` x `depth` numbers and constants of `depth` x `columns`, as a problem."""
+    """The product of a `rows` x `depth` matrix and a constant `depth` x `columns` matrix, as a problem."""
     return Problem(depth, columns, 1, rows, activation=activation, adds=adds, rows=True)

@@ -1,4 +1,4 @@
-"""The search over the kernels of one problem: candidates built, checked, measured, and kept."""
+"""The search over the kernels of one problem: candidates are built, checked, measured and stored."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def search(
     backend: CKernel,
     effort: SearchEffort = SearchEffort(),
 ) -> list[KernelCandidate]:
-    """Candidates for a problem with their times, the fastest first; those that the store has are taken from it.
+    """Measured candidates of a problem, the fastest first; stored candidates are used again.
 
-    After the deadline nothing is built, and what is there is measured; at least one is built. Those that give another
-    result than the first are left out. Raises CompileError when none can be built.
+    After the deadline none is built (but at least one in all). Candidates with another result than the first one are
+    removed. Raises CompileError when none can be built.
     """
     built = backend.build(problem, store, effort)
     if any(not each.cpu_ns for each in built):

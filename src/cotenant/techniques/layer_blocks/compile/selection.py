@@ -1,4 +1,4 @@
-"""Which candidates of a layer are kept as its versions: Algorithm 1 of VELTAIR, and by regret. Pure functions."""
+"""The choice of a layer's kernel versions: Algorithm 1 of VELTAIR, and least regret. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Literal
 from cotenant.errors import InvalidValueError
 
 VERSIONS = 5
-"""V of the paper."""
+"""V of the paper: versions of a layer at most."""
 WITHIN = 0.9
-"""Versions go as long as the others reach this part of the performance of all."""
+"""Share of the performance of all versions that the pruned ones must reach."""
 _PAYS = 0.01
-"""A further version is kept where it takes this part off the mean time. Chosen by hand: less is noise."""
+"""Least relative reduction of the mean time by which a further version is kept. Chosen by hand: less is noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a selection needs to know of a candidate: `solo_ns` alone, and its metrics (see `store.KernelCandidate`)."""
+    """Facts of a candidate for the choice: `solo_ns` alone, and its metrics (see `store.KernelCandidate`)."""
 
     name: str
     solo_ns: float
@@ -30,9 +30,9 @@ class Reading:
 def layer_targets(
     target_ns: float, solo_ns: Sequence[float], operations: Sequence[int], by: Literal["time", "operations"] = "time"
 ) -> list[float]:
-    """Shares of a model's latency target by layer: by time alone, or by operations as the paper has it.
+    """A model's latency target divided among its layers, by time alone, or by operations as in the paper.
 
-    By operations small layers get less than they can ever reach. Raises InvalidValueError when nothing is to share by.
+    By operations, small layers get targets that they cannot reach. Raises InvalidValueError for weights that sum to 0.
     """
     weights = [float(each) for each in (solo_ns if by == "time" else operations)]
     total = sum(weights)
@@ -42,7 +42,7 @@ def layer_targets(
 
 
 def front(readings: Sequence[Reading]) -> list[Reading]:
-    """Those beside which no other has both a smaller block and a smaller parallelism, by size of their blocks."""
+    """The Pareto front of smaller block and smaller parallelism, in order of block size (ExtractDominant)."""
     found = sorted(readings, key=lambda each: (each.locality, each.parallelism, each.solo_ns, each.name))
     kept: list[Reading] = []
     least = smaller = float("inf")  # parallelism of those with blocks smaller than this one's, and up to it
@@ -57,7 +57,7 @@ def front(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def uniform(readings: Sequence[Reading], count: int = VERSIONS) -> list[Reading]:
-    """So many of them at equal distances, the first and the last included."""
+    """`count` of the readings at equal distances, with the first and the last one."""
     if len(readings) <= count:
         return list(readings)
     if count == 1:
@@ -67,8 +67,8 @@ def uniform(readings: Sequence[Reading], count: int = VERSIONS) -> list[Reading]
 
 @dataclass(frozen=True, slots=True)
 class KernelVersion:
-    """A loaded kernel: where it is, the tasks that cores divide, and its time on one core, alone and by level of
-    pressure where that was measured."""
+    """A loaded kernel: its address, the tasks that cores divide, its CPU time alone, and by level of pressure if
+    measured."""
 
     address: int
     tasks: int
@@ -76,12 +76,12 @@ class KernelVersion:
     level_ns: tuple[int, ...] = ()
 
     def ns_on(self, cores: int) -> float:
-        """Its time where every core does as many whole tasks as the busiest."""
+        """Its time on some cores: the busiest core runs `ceil(tasks / cores)` whole tasks."""
         return self.cpu_ns * -(-self.tasks // cores) / self.tasks
 
 
 def pick(versions: Sequence[KernelVersion], version: int, cores: int) -> KernelVersion:
-    """The version of this number, or the last one; for the first of them, whatever is fastest on so many cores."""
+    """The version of this number, or the last one. For the first version: the fastest one on this number of cores."""
     chosen = versions[min(version, len(versions) - 1)]
     return chosen if chosen != versions[0] else min(versions, key=lambda each: each.ns_on(cores))
 
@@ -91,9 +91,9 @@ Times = Mapping[str, Sequence[float]]
 
 
 def pruned(names: Sequence[str], times: Times, within: float = WITHIN) -> list[str]:
-    """The fewest of them that reach, at every level of pressure, this part of the performance of all of them.
+    """The fewest candidates that reach this share of the performance of all, at every level of pressure.
 
-    Of equally few, those of the least time over all levels.
+    Ties: the least time over all levels.
     """
     levels = range(len(times[names[0]]))
     best = [min(times[name][at] for name in names) for at in levels]
@@ -111,9 +111,12 @@ def pruned(names: Sequence[str], times: Times, within: float = WITHIN) -> list[s
 def single_pass(
     readings: Sequence[Reading], target_ns: float, times: Times | None = None, count: int = VERSIONS
 ) -> list[str]:
-    """Algorithm 1 for one layer: filter by its target, front, uniform choice, pruning by times under pressure.
+    """Algorithm 1 of VELTAIR (section 4.1) for one layer. Returns names of versions.
 
-    Where no candidate reaches the target, none is filtered. Without `times` nothing is pruned.
+    1. Keep the candidates within the layer's latency target; all if none is.
+    2. Take the Pareto front of locality and parallelism.
+    3. Choose `count` of them at equal distances.
+    4. Prune them by their times under pressure; skipped without `times`.
     """
     reach = [each for each in readings if each.solo_ns <= target_ns] or list(readings)
     chosen = [each.name for each in uniform(front(reach), count)]
@@ -121,11 +124,10 @@ def single_pass(
 
 
 def least_regret(times: Times, count: int = VERSIONS, pays: float = _PAYS) -> list[str]:
-    """The versions of least mean time over the levels of pressure, each at the level where it is best.
+    """The versions with the least mean time over the levels of pressure, each used at its best levels.
 
-    The fastest alone (at the first level) is always in, and stands first. A further version is taken as long as the
-    best set with it takes a part `pays` off the mean time. Exact: every set is looked at, of candidates that are best
-    at some level or in some set; see `_useful`.
+    The fastest alone (at the first level) is always included, and is first. A further version is kept if the best set
+    with it has a mean time lower by the share `pays`. Exact: all sets of undominated candidates are compared.
     """
     names = _useful(times)
     fastest = min(times, key=lambda name: (times[name][0], sum(times[name]), name))
@@ -143,13 +145,13 @@ def least_regret(times: Times, count: int = VERSIONS, pays: float = _PAYS) -> li
 
 
 def with_fastest(names: Sequence[str], readings: Sequence[Reading]) -> list[str]:
-    """The chosen ones, the fastest of all candidates among them and first."""
+    """The chosen versions, with the fastest of all candidates first."""
     fastest = min(readings, key=lambda each: (each.solo_ns, each.name)).name
     return [fastest, *(name for name in names if name != fastest)]
 
 
 def _useful(times: Times) -> list[str]:
-    """Without those beside which another is no slower at any level: no best set needs them."""
+    """The candidates without the dominated ones, which are no faster than another one at any level."""
     kept: list[str] = []
     for name in sorted(times, key=lambda each: (sum(times[each]), each)):
         if not any(all(a <= b for a, b in zip(times[other], times[name], strict=True)) for other in kept):

@@ -1,8 +1,8 @@
-"""Every candidate that was built and measured, and the libraries, in one folder.
+"""The store of a repository's kernels: all built candidates with their times, and the libraries.
 
-A line of JSON a candidate, appended when it was built and again when it was measured: what an interruption leaves is
-taken up. A library's name is its key: the digest of what it was made of (text, flags, compiler) and the processor.
-Loaded is only what has the digest that was written down here, on this machine, when it was made.
+Each candidate has a line of JSON, appended when it is built and again when it is measured, so that an interrupted
+search resumes. A library's name is its key, a digest of its text, flags, compiler and processor. A library is loaded
+only if its file has the digest recorded on this machine when it was built.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FORMAT = "cotenant-kernels/2"
 ENTRIES, LIBRARIES = "candidates.jsonl", "libraries"
 _LOCK = ".lock"
 _YOUNG_S = 3600.0
-_MEND = "remove it and run cotenant compile again"
+_HINT = "remove it and run cotenant compile again"
 
 
 class Built(Struct, frozen=True):
-    """A library: `digest` is the SHA-256 of the file, `maker` the machine that made it, `build_s` what that took."""
+    """A library: `digest` is the SHA-256 of the file, `maker` the machine that built it in `build_s` seconds."""
 
     key: str
     digest: str
@@ -46,10 +46,10 @@ class Built(Struct, frozen=True):
 
 
 class KernelCandidate(Struct, frozen=True):
-    """A kernel for a problem: how it was made, and its CPU time alone on one core, lower quartile, in ns; 0: unknown.
+    """A kernel for a problem, with its CPU time alone on one core in ns, lower quartile; 0: not measured.
 
-    `tasks` is its parallel extent, `parallelism` that times what is unrolled; `locality` are the bytes that a task
-    touches. Lines of older versions have a field `function`, which is ignored.
+    `tasks` is its parallel extent, `parallelism` that times the unrolled iterations, `locality` the bytes of a task. A
+    field `function` of older versions is ignored.
     """
 
     problem: Problem
@@ -62,7 +62,7 @@ class KernelCandidate(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What it is called in choices: the key of its library."""
+        """Its name in choices: the key of its library."""
         return self.library.key
 
 
@@ -75,7 +75,7 @@ class _StoreLine(Struct, frozen=True):
 
 
 class Store:
-    """The candidates in a folder, which is made if need be. Thread-safe; two processes may append to one."""
+    """The candidates in a folder, which is created if missing. Thread-safe; several processes may append."""
 
     def __init__(self, folder: Path, target: Target, maker: str) -> None:
         self.folder = folder
@@ -92,14 +92,14 @@ class Store:
                 self._runtimes[line.runtime.key] = line.runtime
 
     def candidates(self, problem: Problem) -> list[KernelCandidate]:
-        """What was made here for a problem, the fastest first, those that were not measured last."""
+        """The candidates of a problem that were built here, the fastest first, unmeasured ones last."""
         with self._lock:
             known = list(self._candidates.values())
         found = [each for each in known if each.problem == problem and each.library.maker == self.maker]
         return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.name))
 
     def find(self, name: str) -> KernelCandidate:
-        """The candidate of this name. Raises CompileError when none was made here."""
+        """The candidate of this name. Raises CompileError when none was built here."""
         with self._lock:
             found = self._candidates.get(name)
         if found is None:
@@ -107,18 +107,18 @@ class Store:
         return found
 
     def key_of(self, *made_of: str) -> str:
-        """The key of a library that is made of this."""
+        """The key of a library that is made from these texts."""
         whole = "\0".join((FORMAT, *made_of, self.maker))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def whole(self, name: str) -> KernelCandidate | None:
-        """The candidate of this name, if its library is there as it was made."""
+        """The candidate of this name, if its library is unchanged."""
         with self._lock:
             known = self._candidates.get(name)
         return known if known is not None and self._is_whole(known.library) else None
 
     def built(self, key: str, build: Callable[[Path], float]) -> Built:
-        """Have a library made at a path, in the seconds that this gives; what lay there before is forgotten."""
+        """Build a library by `build(path)`, which returns its seconds; replaces a loaded one with this key."""
         path = self.folder / LIBRARIES / f"{key}.so"
         took = build(path)
         with self._lock:
@@ -126,19 +126,19 @@ class Store:
         return Built(key, _digest(path), self.maker, round(took, 3))
 
     def keep(self, candidate: KernelCandidate) -> None:
-        """Keep a candidate, in the place of what was known of it."""
+        """Store a candidate in place of its former record."""
         with self._lock:
             self._candidates[candidate.name] = candidate
             self._append(_StoreLine(FORMAT, candidate=candidate))
 
     def measured(self, candidate: KernelCandidate, cpu_ns: int) -> KernelCandidate:
-        """The candidate with its time, which is kept."""
+        """The candidate with its time, stored."""
         made = msgspec.structs.replace(candidate, cpu_ns=max(1, cpu_ns))
         self.keep(made)
         return made
 
     def load(self, library: Built) -> ctypes.CDLL:
-        """Load a library. Raises CompileError as `checked` does."""
+        """Load a library. Raises CompileError as `checked`."""
         with self._lock:
             found = self._loaded.get(library.key)
         if found is not None:
@@ -148,18 +148,18 @@ class Store:
             return self._loaded.setdefault(library.key, found)
 
     def checked(self, library: Built) -> Path:
-        """Where a library lies. Raises CompileError when it was not made here, or is not as it was made."""
+        """The path of a library. Raises CompileError when it was not built here, or has changed."""
         path = self.path_of(library)
         if library.maker != self.maker:
-            raise CompileError(f"{path} was made on another machine ({library.maker}, this is {self.maker}); {_MEND}")
+            raise CompileError(f"{path} was made on another machine ({library.maker}, this is {self.maker}); {_HINT}")
         if not path.is_file():
             raise CompileError(f"{path} is gone; run cotenant compile again")
         if not self._is_whole(library):
-            raise CompileError(f"{path} is not the library that was made here: its digest differs; {_MEND}")
+            raise CompileError(f"{path} is not the library that was made here: its digest differs; {_HINT}")
         return path
 
     def runtime(self, compiler: Callable[[], Compiler]) -> Runtime:
-        """The library that runs steps; built where it is not there. Raises CompileError."""
+        """The library that runs steps, built if missing. Raises CompileError."""
         text = runtime.source(self.target)
         digest = _text_digest(text)
         with self._lock:
@@ -175,11 +175,11 @@ class Store:
         return Runtime(self.load(made))
 
     def drop(self, is_stale: Callable[[KernelCandidate], bool], in_use: Collection[str]) -> list[str]:
-        """Forget candidates and runtimes that are stale and whose libraries nobody uses; gives the libraries removed.
+        """Remove stale candidates and runtimes that are not in use. Returns the keys of the removed libraries.
 
-        `in_use` are keys of libraries. Lines that are no candidates of this format go, and all but the last about each
-        candidate; what other processes append meanwhile stays. Libraries without a line stay for an hour: another
-        process may be about to write it.
+        `in_use` are keys of libraries. Lines of other formats are removed, and older lines of each candidate; lines
+        that other processes append meanwhile stay. Libraries without a line stay for an hour: another process may be
+        about to write it.
         """
         with self._lock, self._alone():
             named = {each.library.key for each in self._candidates.values()} | set(self._runtimes)
@@ -202,7 +202,7 @@ class Store:
             return self._unlink(named, wanted)
 
     def path_of(self, library: Built) -> Path:
-        """Where a library lies."""
+        """The path of a library."""
         return self.folder / LIBRARIES / f"{library.key}.so"
 
     def _append(self, line: _StoreLine) -> None:
@@ -211,7 +211,7 @@ class Store:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process writes the file."""
+        """A lock against other processes that write the file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _LOCK).open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -222,13 +222,13 @@ class Store:
         young = time.time() - _YOUNG_S
         for path in sorted((self.folder / LIBRARIES).glob("*.so")):
             if path.stem not in wanted and (path.stem in named or path.stat().st_mtime < young):
-                path.unlink(missing_ok=True)  # who has it in memory keeps it
+                path.unlink(missing_ok=True)  # processes that have it mapped keep it
                 self._loaded.pop(path.stem, None)
                 removed.append(path.stem)
         return removed
 
     def _is_runtime(self, library: Built) -> bool:
-        """Whether it is what this machine would build today, by whatever compiler."""
+        """Whether it is the runtime that this machine would build now, by any compiler."""
         return library.maker == self.maker and library.key.startswith(_text_digest(runtime.source(self.target)))
 
     def _is_whole(self, library: Built) -> bool:

@@ -1,4 +1,4 @@
-"""The processor that kernels are made for: width of its vectors, number of its registers, flags of the compiler."""
+"""The processor that kernels are compiled for: vector width, number of registers, compiler flags."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cotenant.files import processor_facts
 
 
 class Target(Struct, frozen=True):
-    """`lanes` are FP32 numbers in a vector, `registers` those that hold vectors. `flags` are for gcc and clang.
+    """`lanes` are FP32 numbers in a vector, `registers` are vector registers, `flags` are for gcc and clang.
 
-    They are spelled out: a compiler older than the processor takes it for another one.
+    The flags are explicit: a compiler older than the processor does not recognise it.
     """
 
     name: str
@@ -35,7 +35,7 @@ PORTABLE = Target("portable", 4, 16)
 
 
 def this_target() -> Target:
-    """What the processor of this machine reports."""
+    """The target of this machine's processor."""
     if platform.machine() in ("aarch64", "arm64"):
         return NEON
     flags = set(processor_facts().get("flags", "").split())
@@ -45,12 +45,12 @@ def this_target() -> Target:
 
 
 def this_maker() -> str:
-    """The machine that libraries made here belong to: its processor, and the number that the system gave it."""
+    """Identity of this machine for its libraries: a digest of its processor and machine id."""
     try:
         number = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
     except OSError:
         number = ""
     facts = processor_facts()
-    told = facts.get("model name", ""), facts.get("flags", "")
-    text = "\0".join((platform.machine(), platform.processor(), *told, number))
+    known = facts.get("model name", ""), facts.get("flags", "")
+    text = "\0".join((platform.machine(), platform.processor(), *known, number))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

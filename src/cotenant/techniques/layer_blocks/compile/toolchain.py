@@ -1,4 +1,4 @@
-"""The C compiler of this machine: found by name, described, and run."""
+"""The C compiler of this machine: search, version and calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler by the words that call it; `version` is the first line that it says of itself."""
+    """A compiler by its command; `version` is the first line of its version text."""
 
     command: tuple[str, ...]
     version: str
 
     def build(self, text: str, library: Path, flags: tuple[str, ...]) -> float:
-        """Make a library of a text in C; it appears whole or not at all. Gives the seconds that it took.
-
-        Raises CompileError with what is wrong.
-        """
+        """Compile C text to a library, atomically. Returns the time in seconds. Raises CompileError with the cause."""
         began = time.perf_counter()
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
@@ -42,7 +39,7 @@ class Compiler:
             try:
                 done = subprocess.run(call, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise CompileError(f"{' '.join(self.command)} cannot be run: {error}; {_MEND}") from error
+                raise CompileError(f"{' '.join(self.command)} cannot be run: {error}; {_HINT}") from error
             if done.returncode or not made.exists():
                 said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:300])
                 raise CompileError(
@@ -52,7 +49,7 @@ class Compiler:
         return time.perf_counter() - began
 
 
-_MEND = "install gcc or clang, set CC, or run: pip install 'cotenant[compile]'"
+_HINT = "install gcc or clang, set CC, or run: pip install 'cotenant[compile]'"
 
 
 def find_compiler() -> Compiler:
@@ -64,7 +61,7 @@ def find_compiler() -> Compiler:
     found = _found(wanted)
     if found is None:
         looked = f"CC is {wanted!r}, which does not run" if wanted else f"none of {', '.join(NAMES)} is installed"
-        raise CompileError(f"no C compiler: {looked}; {_MEND}")
+        raise CompileError(f"no C compiler: {looked}; {_HINT}")
     return found
 
 

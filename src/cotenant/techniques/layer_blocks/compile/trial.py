@@ -1,4 +1,4 @@
-"""Tensors of one problem with random numbers, laid out as kernels read them: candidates are measured on them."""
+"""Random tensors of one problem in the layout of kernels, on which candidates are measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEED = 1
 
 
 class Trial:
-    """Tensors of one problem with random numbers, and steps that run candidates on them."""
+    """Random tensors of one problem, and steps that run candidates on them."""
 
     def __init__(self, problem: Problem, lanes: int, images: int = 1) -> None:
         rng = np.random.default_rng(_SEED)
@@ -54,7 +54,7 @@ class Trial:
         made = KernelStep(run=run)
         for at, array in enumerate((self.input, self.packed_weights, self.packed_bias, self.added, self.out)):
             made.p[at] = array.ctypes.data
-        apart = (self.input[0].size, self.added[0].size, self.out[0].size)
-        for at, number in enumerate((self.images, *apart)):
+        strides = (self.input[0].size, self.added[0].size, self.out[0].size)
+        for at, number in enumerate((self.images, *strides)):
             made.n[at] = number
         return made

@@ -1,4 +1,4 @@
-"""The kernels that were chosen for a model of ONNX, as a cache keeps them. Loads no kernel."""
+"""The kernels that were chosen for an ONNX model, as a file in a cache. Loads no kernel."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cotenant.files import save
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 
 FOLDER, CHOICES = "compiled", "choices"
-"""In a cache: the store of candidates, and in it a file for the content of each model that was compiled."""
+"""In a cache: the folder of the store, and in it that of the choices, one file for each compiled model."""
 FORMAT = "cotenant-compiled/2"
 
 
 class ChosenKernels(Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions of a problem, by the keys of their libraries: first the fastest alone.
+    """The versions of a problem by the keys of their libraries; the first is the fastest alone.
 
-    Where it was measured beside others who use the memory, version q is the one for level q of the pressure (one may
-    stand at several), and `level_ns` has the time of each at each level. Others follow, or stand from small blocks on.
+    If it was measured under pressure, version q is that for level q (levels may share one). `level_ns` then has the
+    times of each version by level. Versions for several cores follow.
     """
 
     problem: Problem
@@ -27,9 +27,10 @@ class ChosenKernels(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KernelChoice(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was chosen for a model: kernels, units left to onnxruntime, numbers of threads at which it runs it whole.
+    """The choice for a model: kernels, units that stay with onnxruntime, and numbers of threads at which onnxruntime
+    runs all.
 
-    `most_bytes_per_s` is what all cores drew from the memory, where kernels were measured beside others who do.
+    `most_bytes_per_s` is the measured memory bandwidth of all cores, if kernels were measured under pressure.
     """
 
     format: str
@@ -41,11 +42,11 @@ class KernelChoice(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def choice_path(cache_dir: Path, content: str) -> Path:
-    """Where the choice for a model lies; `content` as `content_of` gives it."""
+    """The path of the choice for a model; `content` is its digest from `content_of`."""
     return cache_dir / FOLDER / CHOICES / f"{content}.json"
 
 
 def save_choice(path: Path, choice: KernelChoice) -> None:
-    """Keep a choice."""
+    """Write a choice."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save(path, choice)

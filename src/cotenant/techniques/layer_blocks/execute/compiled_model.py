@@ -1,4 +1,4 @@
-"""A model whose units run on compiled kernels, in blocks without Python in between, and the rest on onnxruntime."""
+"""An ONNX model with units on compiled kernels, in blocks without Python in between; onnxruntime runs the others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from onnx import TypeProto, numpy_helper
+from typing_extensions import override
 
 from cotenant.errors import CotenantError
 from cotenant.execute.contents import HeldFolder
@@ -36,7 +37,7 @@ from cotenant.techniques.layer_blocks.execute.nodes import HEAVY, Lowering, shap
 from cotenant.techniques.layer_blocks.execute.unit_plan import BufferPlace, UnitPlanner
 
 _MOST_PLANS = 16
-"""Input shapes whose plans are kept at a time."""
+"""Plans in the cache at most, one for each set of input shapes."""
 _RUNS = 5
 _log = logging.getLogger(__name__)
 
@@ -44,8 +45,9 @@ _log = logging.getLogger(__name__)
 class CompiledModel(SegmentedModel):
     """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
 
-    Until `use` was called every unit runs on onnxruntime. Versions of a unit's kernels are chosen by number at each
-    run: 0 is the fastest on the cores of the run. Tensors that stay between two parts of a run stay where they are.
+    Before `use` all units run on onnxruntime. `version` of a run selects the kernels: 0 is the fastest on its cores,
+    and units with fewer versions take their last one. Cores that join a team take part from the next step on, in
+    onnxruntime from its next segment on. Tensors between two parts of a run stay in place.
     """
 
     is_plain = True
@@ -63,7 +65,7 @@ class CompiledModel(SegmentedModel):
         self._runtime: Runtime | None = None
         self._lanes = 1
         self.most_bytes_per_s = 0
-        """What all cores drew from the memory when kernels were measured beside others; 0 where they were not."""
+        """Measured memory bandwidth of all cores, if kernels were measured under pressure; else 0."""
         self._left_out: frozenset[int] = frozenset()
         self._by_engine: frozenset[int] = frozenset()
         self._prepared: dict[tuple[tuple[int, ...], ...], PreparedPlan] = {}
@@ -80,9 +82,10 @@ class CompiledModel(SegmentedModel):
         left_out: Collection[int] = (),
         by_engine: Collection[int] = (),
     ) -> None:
-        """Run on these kernels, the versions of each problem, for vectors of so many lanes.
+        """Use these kernels, the versions of each problem, for vectors of `lanes` numbers.
 
-        Units left out stay with onnxruntime; with these numbers of threads it runs the whole of the model.
+        Units in `left_out` stay with onnxruntime. With a number of threads in `by_engine` onnxruntime runs the whole
+        model.
         """
         with self._planning:
             self._kernels, self._runtime, self._lanes = kernels, runtime, lanes
@@ -90,19 +93,16 @@ class CompiledModel(SegmentedModel):
             self._prepared = {}
 
     def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> UnitPlanner:
-        """What kernels could run at these shapes of all inputs."""
+        """A planner of kernels at these shapes of all inputs."""
         dfg = self.dfg_at(shapes)
         lookup = self._lowering.certain(dfg, shapes_of(dfg))
         units = [self._lowering.unit(dfg, unit.index, lookup) for unit in dfg.units]
         return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
 
+    @override
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        """See Runner. `version` is that of the units' kernels; units that have fewer take their last one.
-
-        Cores that join a team take part from the next step on; onnxruntime's from its next stretch of units on.
-        """
         can_grow = isinstance(threads, Team)
         team, fixed = (threads, _of_team(threads)) if isinstance(threads, Team) else (Team(_cores(threads)), threads)
         if self._runtime is None or not self._plain:
@@ -111,7 +111,7 @@ class CompiledModel(SegmentedModel):
         count = fixed if isinstance(fixed, int) else len(fixed)
         if count in self._by_engine and not can_grow and (start, end) == (0, self.unit_count):
             return super().run(start, end, tensors, fixed)
-        if start:  # of others that are given too, nothing may be left
+        if start:  # other given tensors may be gone
             tensors = {name: tensors[name] for name in self.dfg.live(start) if name in tensors}
         lease, token = self._leased(start, tensors)
         if lease is None:
@@ -120,7 +120,7 @@ class CompiledModel(SegmentedModel):
             return self._run_leased(lease, token, start, end, tensors, team, version, None if can_grow else fixed)
         except ShapeRefusedError as error:
             if any(isinstance(each, Kept) for each in tensors.values()):
-                raise  # what the steps so far have overwritten is gone
+                raise  # the steps so far have overwritten their inputs
             if start == 0:
                 lease.prepared.refused = str(error)
                 _log.warning("model %s: onnxruntime runs it at these shapes: %s", self.name, error)
@@ -128,8 +128,8 @@ class CompiledModel(SegmentedModel):
         finally:
             lease.busy.release()
 
+    @override
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """See Runner: CPU time of the kernels of a unit, and what onnxruntime says of the others."""
         by_engine = super().unit_ns(inputs)
         if self._runtime is None or not self._plain:
             return by_engine
@@ -148,7 +148,7 @@ class CompiledModel(SegmentedModel):
         )
 
     def unit_kernels(self, shapes: Mapping[str, Sequence[int]]) -> list[list[Sequence[KernelVersion]]]:
-        """By unit the versions of each kernel that it runs at these shapes; none of a unit that onnxruntime runs."""
+        """By unit, the versions of each of its kernels at these shapes; empty for a unit on onnxruntime."""
         prepared = self.prepared(shapes)
         plan = prepared.plan
         return [
@@ -160,8 +160,9 @@ class CompiledModel(SegmentedModel):
             for unit, ours in enumerate(plan.ours)
         ]
 
-    def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
-        """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
+    def segment_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
+        """CPU time in ns of each segment of units on kernels, layout changes included, and of the same on
+        onnxruntime."""
         lease, token = self._leased(0, inputs)
         assert lease is not None
         assert self._runtime is not None
@@ -174,11 +175,11 @@ class CompiledModel(SegmentedModel):
         edges = [
             at for at in range(self.unit_count + 1) if at in (0, self.unit_count) or plan.ours[at] != plan.ours[at - 1]
         ]
-        stretches = [(start, end) for start, end in itertools.pairwise(edges) if plan.ours[start]]
+        segments = [(start, end) for start, end in itertools.pairwise(edges) if plan.ours[start]]
         found: dict[tuple[int, int], tuple[float, float]] = {}
-        for start, end in stretches:
+        for start, end in segments:
             ours = float(sum(steps[plan.starts[start] : plan.starts[end]]))
-            for at in range(plan.starts[end], len(plan.steps)):  # what others read of it
+            for at in range(plan.starts[end], len(plan.steps)):  # layout changes for its readers
                 source = plan.steps[at].pointers[0]
                 if (
                     plan.steps[at].run == "blocks_out"
@@ -199,8 +200,8 @@ class CompiledModel(SegmentedModel):
             found[start, end] = ours, float(np.median(samples[1:]))
         return found
 
+    @override
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
-        """See Runner: sessions are loaded for what onnxruntime runs of these ranges."""
         count = threads if isinstance(threads, int) else len(threads)
         wanted = []
         for start, end in ranges:
@@ -250,7 +251,7 @@ class CompiledModel(SegmentedModel):
         return found
 
     def _leased(self, start: int, tensors: Mapping[str, Any]) -> tuple[Lease | None, object]:
-        """Memory to go on in, its `busy` held: that of the tensors where they are where they were left, else other."""
+        """Memory for the run, with its `busy` lock: that of its tensors if they are still in place, else new memory."""
         if start == 0:
             self.check_inputs(tensors)
             return self._new_lease(self._prepare(tuple(_shape_of(tensors[tensor.name]) for tensor in self.inputs)))
@@ -265,7 +266,7 @@ class CompiledModel(SegmentedModel):
         return (None, None) if prepared is None else self._new_lease(prepared)
 
     def _fitting(self, shapes: Mapping[str, tuple[int, ...]], plans: Sequence[PreparedPlan]) -> PreparedPlan | None:
-        """The plan of a run whose tensors have these shapes: one of these or of those known, at as many rows."""
+        """The plan for tensors of these shapes: one of `plans`, a known one, or a known one at other rows."""
         known = self._prepared
         for plan in (*plans, *known.values()):
             if plan.fits(shapes):
@@ -287,7 +288,7 @@ class CompiledModel(SegmentedModel):
         return lease, self._token(lease)
 
     def _token(self, lease: Lease) -> object:
-        """What the tensors of a run hold: when the last of them goes, its memory is given back."""
+        """The reference that tensors of a run hold; when the last one goes, the run's memory is given back."""
         token = _Token()
         weakref.finalize(token, lease.prepared.give_back, lease).atexit = False
         return token
@@ -303,7 +304,7 @@ class CompiledModel(SegmentedModel):
         version: int,
         threads: Threads | None,
     ) -> dict[str, Any]:
-        """Units [start, end) by a team; onnxruntime's with these threads, by default as many as the team has then."""
+        """Run units [start, end) by a team; onnxruntime has `threads`, by default as many as the team at that time."""
         plan = lease.prepared.plan
         names = set(tensors)
         for name, value in tensors.items():
@@ -336,7 +337,7 @@ class CompiledModel(SegmentedModel):
         return found
 
     def _by_sessions(self, lease: Lease, names: set[str], start: int, end: int, threads: Threads) -> None:
-        """Units [start, end) on onnxruntime; adds to `names` what they make."""
+        """Run units [start, end) on onnxruntime; adds their outputs to `names`."""
         key = threads if threads == 1 else normal_threads(threads)
         inputs, made = self.dfg.segment_io(start, end)
         values = {name: as_ort_value(lease.plain[name]) for name in inputs if name in names}
@@ -349,11 +350,11 @@ class CompiledModel(SegmentedModel):
 
 
 class _Token:
-    """See `CompiledModel._token`."""
+    """A reference to a run's memory: see `CompiledModel._token`."""
 
 
 class _Shape:
-    """A constant of which only the shape is known here."""
+    """A constant with only its shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -361,14 +362,14 @@ class _Shape:
 
 
 def _cores(threads: Threads) -> tuple[int, ...]:
-    """The cores of so many threads; on how few a machine there are, the first is the caller's."""
+    """The cores of a number of threads, or the threads as given."""
     if isinstance(threads, int):
         return tuple(sorted(os.sched_getaffinity(0))[:threads]) if threads > 1 else (0,)
     return threads
 
 
 def _of_team(team: Team) -> Threads:
-    """What onnxruntime is asked for: it has no pool for one core."""
+    """The threads for onnxruntime: it has no pool for one core."""
     return team.cores if len(team.cores) > 1 else 1
 
 
@@ -381,7 +382,7 @@ def _shape_of(value: Any) -> tuple[int, ...]:
 
 
 def _scaled(declared: Tensor, dims: tuple[int, ...], times: Fraction | None) -> tuple[int, ...] | None:
-    """The shape of an input with so many times its rows, where rows are open; None where that is no number of rows."""
+    """The shape of an input with its rows times a ratio, if rows are open; None if that is not whole."""
     if times is None or (count := dims[0] * times if dims else times).denominator != 1:
         return None
     return (int(count), *dims[1:]) if declared.shape and declared.shape[0] is None else dims

@@ -1,4 +1,4 @@
-"""The run strategy of compiled kernels: models of ONNX that `cotenant compile` chose kernels for run on those."""
+"""The run strategy of compiled kernels, for ONNX models with a choice of `cotenant compile`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FOLDER
 class KernelRunStrategy(RunStrategy):
     """Opens models with the kernels that were chosen for them on this machine.
 
-    Such a model has a graph of its own, in the layout of ONNX, so its engine does not open it before.
+    Such a model has its own graph, in ONNX layout, so that its engine does not open it before. If the kernels cannot be
+    used, a warning gives the cause, and the model runs without them.
     """
 
+    @override
     def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
-        """See RunStrategy. Where kernels cannot be used, a warning says why, and the model runs as without them."""
         if file.path.suffix != ".onnx" or file.cache_dir is None or not (file.cache_dir / FOLDER / CHOICES).is_dir():
             return inner()
         from cotenant.techniques.layer_blocks.execute.loaded_kernels import open_chosen

@@ -1,4 +1,4 @@
-"""One run of a plan: its memory, its steps with addresses, and what it holds for those who go on with it."""
+"""One run of a plan: its memory, its steps with addresses, and its tensors between two parts of the run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cotenant.techniques.layer_blocks.execute.nodes import KernelNode
 from cotenant.techniques.layer_blocks.execute.unit_plan import BufferPlace, UnitPlan
 
 Kernels = Mapping[Problem, Sequence[KernelVersion]]
-"""The versions of each problem: the first is the fastest alone."""
+"""The versions of each problem; the first is the fastest alone."""
 _FLOAT_BYTES = 4
 
 
 class ShapeRefusedError(TensorError):
-    """A tensor of a run is not of the shape and type that compiled kernels were planned for: names it and both."""
+    """A tensor of a run differs in shape or type from its plan. The message names the tensor and both."""
 
 
 class PreparedPlan:
-    """A plan with weights and kernels: all that its runs share. `weights` are packed weights and bias by node."""
+    """A plan with weights and kernels, shared by its runs. `weights` are packed weights and bias by node."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PreparedPlan:
         self.plan, self.shapes, self.kernels, self.weights = plan, shapes, kernels, weights
         self.runtime, self.lanes = runtime, lanes
         self.refused = ""
-        """Why onnxruntime runs these shapes after all; empty where it does not."""
+        """The reason why onnxruntime runs these shapes; empty if kernels run them."""
         self.versions = max((len(set(kernels[problem])) for problem in plan.problems), default=1)
         self._idle: list[Lease] = []
         self._lock = threading.Lock()
@@ -58,12 +58,12 @@ class PreparedPlan:
             return self._idle.pop() if self._idle else Lease(self)
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether tensors of these shapes are those of the plan; those of which it knows no shape are any."""
+        """Whether tensors of these shapes are those of the plan; tensors without a known shape always are."""
         known = [(self.shapes[name], shape) for name, shape in shapes.items() if name in self.shapes]
         return bool(known) and all(expected == shape for expected, shape in known)
 
     def rows(self, shapes: Mapping[str, tuple[int, ...]]) -> Fraction | None:
-        """How many times the rows of the plan such tensors have; None where more than their rows differs."""
+        """The ratio of their rows to those of the plan; None if they differ in more than rows."""
         found: set[Fraction] = set()
         for name, shape in shapes.items():
             expected = self.shapes.get(name, shape)
@@ -74,14 +74,14 @@ class PreparedPlan:
         return found.pop() if len(found) == 1 else None
 
     def give_back(self, lease: Lease) -> None:
-        """A run has ended."""
+        """Take back the memory of an ended run."""
         lease.forget()
         with self._lock:
             self._idle.append(lease)
 
 
 class Lease:
-    """The memory and steps of one run at a time. `plain` are its tensors as ONNX has them, `position` the next unit."""
+    """The memory and steps of one run at a time. `plain` are tensors in ONNX layout, `position` is the next unit."""
 
     def __init__(self, prepared: PreparedPlan) -> None:
         self.prepared = prepared
@@ -112,9 +112,9 @@ class Lease:
                 step.f[number] = (-math.inf, math.inf)[number] if parameter is None else parameter
 
     def set_plain(self, name: str, value: Any) -> None:
-        """A tensor as ONNX has it, an array or an OrtValue; steps that read or write it do so there.
+        """Set a tensor in ONNX layout, an array or an OrtValue; steps use it in place.
 
-        Raises ShapeRefusedError where steps use it and it is not of the shape and type that they were planned for.
+        Raises ShapeRefusedError if steps use it and its shape or type differs from the plan.
         """
         readers = self.readers.get(name)
         if readers:
@@ -135,7 +135,7 @@ class Lease:
             )
 
     def forget(self) -> None:
-        """Let go of the tensors of a run; no step keeps the address of one."""
+        """Release the tensors of a run and their addresses in steps."""
         for name in self.plain:
             for step, pointer in self.readers.get(name, ()):
                 self.steps[step].p[pointer] = None
@@ -143,7 +143,7 @@ class Lease:
         self.position = 0
 
     def run_steps(self, start: int, end: int, team: Team, version: int) -> None:
-        """The steps of units [start, end)."""
+        """Run the steps of units [start, end)."""
         plan = self.prepared.plan
         for unit in range(start, end):
             for name, shape in plan.makes[unit]:
@@ -167,11 +167,11 @@ class Lease:
             self._chosen[at] = chosen
 
     def array(self, place: BufferPlace) -> Array:
-        """What lies at a place, [images, numbers of an image]."""
+        """The content of a place, [images, numbers of an image]."""
         return self.memory[place.offset : place.offset + place.size].reshape(place.images, place.image)
 
     def value(self, name: str, shape: tuple[int, ...]) -> Array:
-        """A tensor as ONNX has it, from its blocks. Raises TensorError when others lie there by now."""
+        """A tensor in ONNX layout, from its blocks. Raises TensorError when its memory was used again."""
         place = self.prepared.plan.places[name, "blocked"]
         if place.last < self.position:
             raise TensorError(f"tensor {name!r} is gone: later units of its run have been run")
@@ -181,9 +181,9 @@ class Lease:
         return np.array(from_blocks(blocks, shape[1], rim)).reshape(shape)  # of one pixel it is a view of the blocks
 
     def take_in(self, name: str, value: Any, start: int) -> None:
-        """A tensor that others made before unit `start`, in every form that units from there on read it.
+        """Take a tensor that was made elsewhere before unit `start`, in all layouts that later units read.
 
-        Raises ShapeRefusedError as `set_plain` does.
+        Raises ShapeRefusedError as `set_plain`.
         """
         plain = np.asarray(array_of(value))
         self.set_plain(name, plain if isinstance(value, Kept) else value)
@@ -206,7 +206,7 @@ class Lease:
 
 
 class Kept:
-    """A tensor between two parts of a run, where the first left it. `numpy` gives it as ONNX has it."""
+    """A tensor between two parts of a run, left in its memory. `numpy` returns it in ONNX layout."""
 
     __slots__ = ("_shape", "lease", "name", "token")
 
@@ -215,7 +215,7 @@ class Kept:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As ONNX has it."""
+        """Its shape in ONNX layout."""
         return self._shape
 
     def numpy(self) -> Array:

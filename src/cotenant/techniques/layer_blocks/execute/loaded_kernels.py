@@ -1,4 +1,4 @@
-"""The kernels that were chosen for a model of ONNX, loaded into this process, and the model opened with them."""
+"""Loads the kernels that were chosen for an ONNX model, and opens the model with them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.execute.choice import FOLDER, FORMAT, KernelChoice, choice_path
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 
-_MEND = "run cotenant compile again"
+_HINT = "run cotenant compile again"
 _log = logging.getLogger(__name__)
 
 
 def store_of(cache_dir: Path) -> Store:
-    """The candidates of the models whose graphs are in a cache."""
+    """The kernel store in a graph cache."""
     return Store(cache_dir / FOLDER, this_target(), this_maker())
 
 
 def open_chosen(file: ModelFile, cache_dir: Path) -> CompiledModel | None:
-    """Open an ONNX file with the kernels that `cotenant compile` chose for it in this cache; None where there are none.
+    """Open an ONNX file with the kernels that `cotenant compile` chose for it in this cache; None without a choice.
 
-    Where they cannot be used, a warning says why. Raises ModelError where `file.content` was opened with kernels that
-    cannot be used any more, and as `SegmentedModel.open` does.
+    If they cannot be used, it logs a warning with the cause. Raises ModelError if `file.content` was opened with
+    kernels that can no longer be used, and as `SegmentedModel.open`.
     """
     if file.content and not file.content.endswith(PLAIN):
         return None
@@ -46,7 +46,7 @@ def open_chosen(file: ModelFile, cache_dir: Path) -> CompiledModel | None:
     if not place.exists():
         return None
     try:
-        choice = load(place, KernelChoice, FORMAT, CompileError, _MEND)
+        choice = load(place, KernelChoice, FORMAT, CompileError, _HINT)
         store = store_of(cache_dir)
         model = CompiledModel.open(
             file.path, cache_dir=cache_dir, name=file.name, device=file.device, content=file.content
@@ -65,12 +65,12 @@ def open_chosen(file: ModelFile, cache_dir: Path) -> CompiledModel | None:
 
 
 def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
-    """Run a model on what was chosen.
+    """Let a model use the chosen kernels.
 
-    Raises CompileError when it is of another graph, lists a kernel for another problem, or cannot be loaded.
+    Raises CompileError when the choice is for another graph, lists a kernel for another problem, or cannot be loaded.
     """
     if choice.units != model.unit_count:
-        raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_MEND}")
+        raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_HINT}")
     kernels = {
         each.problem: [
             version_of(store, _found(store, key, each.problem), level_ns)
@@ -87,12 +87,12 @@ def _found(store: Store, key: str, problem: Problem) -> KernelCandidate:
     """The candidate of this name. Raises CompileError when there is none, or it solves another problem."""
     candidate = store.find(key)
     if candidate.problem != problem:
-        raise CompileError(f"{key} solves {candidate.problem}, and the choice lists it for {problem}; {_MEND}")
+        raise CompileError(f"{key} solves {candidate.problem}, and the choice lists it for {problem}; {_HINT}")
     return candidate
 
 
 def version_of(store: Store, candidate: KernelCandidate, level_ns: tuple[int, ...] = ()) -> KernelVersion:
-    """A candidate, loaded. Raises CompileError when it cannot be."""
+    """A candidate, loaded. Raises CompileError when loading fails."""
     where = address(store.load(candidate.library))
     return KernelVersion(where, candidate.tasks, candidate.cpu_ns, level_ns)
 
@@ -102,7 +102,7 @@ _runtimes_lock = threading.Lock()
 
 
 def runtime_of(store: Store) -> Runtime:
-    """One library of steps a process: its threads are the cores'."""
+    """The process's runtime library, loaded once: its threads are pinned to cores."""
     with _runtimes_lock:
         if store.target.name not in _runtimes:
             _runtimes[store.target.name] = store.runtime(find_compiler)

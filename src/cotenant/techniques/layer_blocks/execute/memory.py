@@ -1,4 +1,4 @@
-"""Memory of compiled models: packed weights, and what a run writes."""
+"""Memory of compiled models: packed weights, and buffers of runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _HUGE_PAGE = 2 << 20
 
 
 class PackedWeights:
-    """Weights and bias of one model as kernels read them, each packed once. `constant` gives a constant by name."""
+    """Weights and bias of one model in the layout of kernels, each packed once. `constant` returns a constant by
+    name."""
 
     def __init__(self, constant: Callable[[str], Array]) -> None:
         self._constant = constant
         self._known: dict[object, tuple[Array, Array]] = {}
 
     def packed(self, problems: Mapping[KernelNode, Problem], lanes: int) -> dict[KernelNode, tuple[Array, Array]]:
-        """Packed weights and bias of each of these nodes, for vectors of so many lanes."""
+        """Packed weights and bias of these nodes, for vectors of `lanes` numbers."""
         keys = {node: (_packing_of(node, problem), lanes) for node, problem in problems.items()}
         lacking = {key: node for node, key in keys.items() if key not in self._known}
         arrays = [each for node in lacking.values() for each in self._pack(node, problems[node], lanes)]
@@ -41,14 +42,14 @@ class PackedWeights:
 
 
 def _packing_of(node: KernelNode, problem: Problem) -> object:
-    """What packed weights depend on: all of a node but what is left out here, and the channels that a kernel reads."""
+    """The key of packed weights: a node without the fields that do not matter, and the channels that a kernel reads."""
     same = {"inputs": (), "output": "", "activation": NONE, "adds": False}
     bare = replace(node, **same, stride=(1, 1), dilation=(1, 1), pads=(0, 0, 0, 0))  # type: ignore[arg-type]
     return bare, problem.channels, problem.filters, problem.pixels
 
 
 def floats(count: int) -> Array:
-    """Zeros that begin at a huge page, on huge pages where the system has them."""
+    """Zeros, aligned to a huge page, and on huge pages where the system has them."""
     size = 4 * count + _HUGE_PAGE
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -63,7 +64,7 @@ def floats(count: int) -> Array:
 
 
 def packed(arrays: list[Array]) -> list[Array]:
-    """Copies that lie behind each other in one piece of memory, each where vectors may begin."""
+    """Copies in one allocation, each aligned for vectors."""
     memory = floats(sum(-(-each.size // 16) * 16 for each in arrays))
     made, at = [], 0
     for each in arrays:

@@ -1,4 +1,4 @@
-"""From operators of ONNX to what compiled kernels can do, unit by unit."""
+"""Lowering of ONNX operators to compiled kernels, unit by unit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
-    """Something that kernels do, with tensors by name. `inputs` has the added tensor last, if there is one.
+    """An operation of kernels, with tensors by name. `inputs` has the added tensor last, if there is one.
 
-    `weights` and `bias` name constants; `turned` says that a product's weights are [filters, channels]. `pads` are
-    above, before, below, behind. `mode` of pooling: 0 the largest, 1 the mean of what is there, 2 with the padding.
+    `weights` and `bias` name constants; with `turned` a product's weights are [filters, channels]. `pads` are above,
+    left, below, right. `mode` of pooling: 0 maximum, 1 mean without padding, 2 mean with padding.
     """
 
     kind: Kind
@@ -44,11 +44,11 @@ class KernelNode:
 
 
 Shapes = Callable[[str], tuple[int, ...] | None]
-"""The shape of a tensor of FP32 by name; None for others, and where a dimension is open."""
+"""The shape of an FP32 tensor by name; None for other tensors, and for open dimensions."""
 
 
 def shapes_of(dfg: Dfg, *, is_open: bool = False) -> Shapes:
-    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
+    """Shapes of FP32 tensors in a graph; with `is_open`, open dimensions count as 1."""
 
     def shape(name: str) -> tuple[int, ...] | None:
         tensor = dfg.tensors.get(name)
@@ -62,14 +62,14 @@ def shapes_of(dfg: Dfg, *, is_open: bool = False) -> Shapes:
 
 
 class Lowering:
-    """Lowers the operators of one graph. `constants` are its small ones by name, and the shapes of all of them."""
+    """Lowers the operators of one graph. `constants` are its small constants by name, and the shapes of all."""
 
     def __init__(self, nodes: Mapping[str, onnx.NodeProto], constants: Mapping[str, Any]) -> None:
         self._nodes = nodes
         self._constants = constants
 
     def unit(self, dfg: Dfg, unit: int, shape: Shapes) -> tuple[KernelNode, ...] | None:
-        """What a unit is made of, activations and sums fused; None when something in it is not for kernels."""
+        """The nodes of a unit with fused activations and sums; None if kernels cannot run one of its operators."""
         wanted = set(dfg.units[unit].outputs)
         uses: dict[str, int] = {}
         for position in dfg.units[unit].operators:
@@ -89,7 +89,8 @@ class Lowering:
         return tuple(made)
 
     def groups(self, dfg: Dfg, shape: Shapes) -> list[list[int]]:
-        """Operators by unit, with convolutions and products in units of their own where others are not for kernels."""
+        """Operators by unit; a unit with operators that kernels cannot run is split around its convolutions and
+        products."""
         groups: list[list[int]] = []
         for unit in dfg.units:
             runs: list[tuple[bool, list[int]]] = []
@@ -106,9 +107,9 @@ class Lowering:
         return groups
 
     def certain(self, dfg: Dfg, shape: Shapes) -> Shapes:
-        """The shapes that onnxruntime is known to give: None for what hangs on a pool that it counts otherwise.
+        """The shapes that onnxruntime agrees with: None for tensors behind a pool that it counts differently.
 
-        With `ceil_mode` the inference of ONNX counts a last window that begins in the padding, onnxruntime does not.
+        With `ceil_mode`, ONNX shape inference counts a last window that starts in the padding; onnxruntime does not.
         """
         unsure: set[str] = set()
         for operator in dfg.operators:
@@ -120,7 +121,7 @@ class Lowering:
         return lambda name: None if name in unsure else shape(name)
 
     def operator(self, node: onnx.NodeProto, shape: Shapes) -> KernelNode | None:
-        """What an operator is, or None."""
+        """The node of an operator, or None."""
         found = _BY_TYPE.get(node.op_type)
         if found is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
             return None
@@ -190,7 +191,7 @@ class Lowering:
             return None
         kernel, stride, pads = given["kernel_shape"], given.get("strides", (1, 1)), given.get("pads", (0, 0, 0, 0))
         mode = 0 if node.op_type == "MaxPool" else 1 + bool(given.get("count_include_pad"))
-        for axis in (0, 1):  # a window must see something, and the padding counts only inside the picture's rim
+        for axis in (0, 1):  # no window may lie in the padding alone, and padding counts only inside the border
             last = (made[axis + 2] - 1) * stride[axis] - pads[axis]
             if last >= source[axis + 2] or kernel[axis] <= pads[axis]:
                 return None
@@ -240,7 +241,7 @@ class Lowering:
     def _sum(self, node: onnx.NodeProto, _: dict[str, Any], shape: Shapes) -> KernelNode | None:
         first, second = (shape(name) for name in node.input)
         is_added = node.op_type == "Add" and first is not None and second is None
-        if is_added and self._weights(node.input[1]) == self._bias_of(node.input[0], first):  # it can only be fused
+        if is_added and self._weights(node.input[1]) == self._bias_of(node.input[0], first):  # it must be fused
             return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
         if first is None or second is None or len(first) != 4 or len(second) != 4:
             return None
@@ -254,7 +255,7 @@ class Lowering:
         return None
 
     def _bias_of(self, name: str, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The shape of a bias of what makes a tensor of this shape: one number a filter, or a column."""
+        """The shape of a bias for the operator that makes this tensor: one number per filter, or per column."""
         if shape is None:
             return None
         maker = self._nodes.get(name)
@@ -276,7 +277,7 @@ class Lowering:
 
 
 def _is_counted_otherwise(node: onnx.NodeProto, shape: Shapes) -> bool:
-    """Whether a pool's last window, as ONNX counts them, begins in the padding; also where its shapes are unknown."""
+    """Whether a pool's last window in ONNX starts in the padding; also True if its shapes are unknown."""
     given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if not given.get("ceil_mode"):
         return False
@@ -331,7 +332,7 @@ def _activation(name: str, parameters: Sequence[float]) -> Activation | None:
 
 
 def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], bool]) -> bool:
-    """Whether a node went into one before it: a bias, a sum or an activation of what that alone makes."""
+    """Whether a node was fused into an earlier one: a bias, a sum or an activation of a tensor with no other reader."""
     for at in range(len(made) - 1, -1, -1):
         before = made[at]
         if before.kind not in HEAVY or before.output not in node.inputs or not is_inner(before.output):

@@ -1,4 +1,4 @@
-"""Removing what nothing uses any more from the store of a repository: choices, candidates, libraries."""
+"""Garbage collection of a repository's kernel store: choices, candidates, libraries."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FORMAT, Ker
 
 
 def sweep(store: Store, backend: CKernel, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
-    """Remove what no model needs; gives the keys of the libraries removed.
+    """Remove all that no model needs. Returns the keys of the removed libraries.
 
-    `problems` and `contents` are those of the models there are. Kept is what a choice of one of them names, what a
-    running process has in memory (unlinking would be safe, but its worker may start again and load it anew), and
-    every candidate for their layers that `backend` would make again like that.
+    `problems` and `contents` are those of the present models. These stay:
+
+    - libraries that a choice of one of them names
+    - libraries that a running process has mapped: its worker may restart and load them again
+    - current candidates for the models' layers, those that `backend` would build with the same key
     """
     in_use = mapped(store.folder / LIBRARIES)
     named = _chosen(store, contents, in_use)
@@ -27,7 +29,7 @@ def sweep(store: Store, backend: CKernel, problems: Collection[Problem], content
 
 
 def mapped(folder: Path) -> set[str]:
-    """Names without their ending of the files in a folder that other processes have in memory, as far as we may see."""
+    """Names without suffix of the files in a folder that other processes have mapped, as far as they are readable."""
     found: set[str] = set()
     within = f"{folder.resolve()}{os.sep}"
     for process in Path("/proc").glob("[0-9]*"):
@@ -35,7 +37,7 @@ def mapped(folder: Path) -> set[str]:
             continue
         try:
             lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # it has ended, or is another user's
             continue
         for line in lines:
             _, _, name = line.partition(within)
@@ -45,7 +47,7 @@ def mapped(folder: Path) -> set[str]:
 
 
 def _chosen(store: Store, contents: Collection[str], in_use: Collection[str]) -> set[str]:
-    """What the choices name; those of models that are gone, and which nobody runs, are removed."""
+    """The libraries that choices name; removes choices of models that are gone and not in use."""
     named: set[str] = set()
     for path in sorted((store.folder / CHOICES).glob("*.json")):
         try:

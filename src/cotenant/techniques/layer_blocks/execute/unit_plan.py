@@ -1,4 +1,4 @@
-"""What runs where at given shapes: which units on kernels, where their tensors lie, and the steps of each unit."""
+"""The execution plan of a compiled model at given shapes: units on kernels, buffers, and the steps of each unit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cotenant.techniques.layer_blocks.compile.problem import NONE, Activation, P
 from cotenant.techniques.layer_blocks.execute.nodes import HEAVY, KernelNode
 
 _PIXEL_CHANNELS = 4
-"""Pictures of so few channels lie channels last."""
+"""Images with at most this number of channels are stored channels last."""
 Form = str
-"""How a tensor lies: `plain` as in ONNX, `blocked`, `pixels`, or `lined` (rows of numbers in blocks)."""
+"""Layout of a tensor: `plain` as in ONNX, `blocked`, `pixels`, or `lined` (rows of numbers in blocks)."""
 
 
 @dataclass(slots=True)
 class BufferPlace:
-    """A form of a tensor in the memory of a run: numbers of one image, and of all of them from `offset` on.
+    """A tensor in one layout in a run's memory: numbers per image, and the `offset` of the first.
 
-    `plane` are rows, columns and rim of what lies there, `blocks` the blocks (or channels of pixels). It is written by
-    unit `first` and read up to unit `last`.
+    `plane` is rows, columns and border; `blocks` the number of blocks (or channels of pixels). Unit `first` writes it,
+    unit `last` reads it last.
     """
 
     tensor: str
@@ -44,10 +44,10 @@ class BufferPlace:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step before it has addresses. `run` is the name of a move, or the problem that a kernel solves.
+    """A step without addresses. `run` is the name of a move, or the problem that a kernel solves.
 
-    Pointers by their place in the step: a place in memory, the name of a plain tensor, or a node whose weights (1) or
-    bias (2) are meant.
+    Pointers are by position in the step: a buffer, the name of a plain tensor, or a node for its weights (1) or bias
+    (2).
     """
 
     run: str | Problem
@@ -58,10 +58,10 @@ class StepPlan:
 
 @dataclass(slots=True)
 class UnitPlan:
-    """Steps by unit: unit u has those from `starts[u]` to `starts[u + 1]`; the last entry is what ends the model.
+    """Steps by unit: unit u has those from `starts[u]` to `starts[u + 1]`; the last entry finishes the model.
 
-    `ours` says of each unit whether kernels run it; the steps of others prepare what onnxruntime reads. `makes` are the
-    plain tensors that steps of a unit write, with their shapes. `size` is the memory of a run, in numbers.
+    `ours` says of each unit whether kernels run it; the steps of others prepare inputs of onnxruntime. `makes` are the
+    plain tensors that steps of a unit write, with shapes. `size` is the memory of a run, in numbers.
     """
 
     ours: tuple[bool, ...]
@@ -73,12 +73,12 @@ class UnitPlan:
 
     @property
     def problems(self) -> list[Problem]:
-        """What kernels are needed for, each once."""
+        """The problems that need kernels, each once."""
         return list(dict.fromkeys(step.run for step in self.steps if isinstance(step.run, Problem)))
 
 
 class UnitPlanner:
-    """Plans one graph at one set of shapes. `units` are the nodes of each unit, None where kernels cannot run it."""
+    """Plans one graph at one set of shapes. `units` are the nodes of each unit, None if kernels cannot run it."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class UnitPlanner:
     ) -> None:
         self._dfg, self._lanes, self._constant = dfg, lanes, constant
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """Of every tensor whose dimensions are all known."""
+        """Shapes of all tensors without open dimensions."""
         for name, each in dfg.tensors.items():
             dims = tuple(dim for dim in each.shape or () if isinstance(dim, int))
             if each.shape is not None and len(dims) == len(each.shape):
@@ -104,7 +104,7 @@ class UnitPlanner:
                     halos[node.inputs[0]] = max(halos.get(node.inputs[0], 0), *node.pads)
 
     def problems(self) -> dict[int, list[Problem]]:
-        """What each unit that kernels can run would need, by its number."""
+        """The problems of each unit that kernels can run, by its number."""
         return {
             unit: [self.problem(node) for node in nodes if node.kind in HEAVY]
             for unit, nodes in enumerate(self._units)
@@ -112,7 +112,7 @@ class UnitPlanner:
         }
 
     def plan(self, has: Callable[[Problem], bool], left_out: Collection[int] = ()) -> UnitPlan:
-        """Run on kernels what there are kernels for, but for the units left out."""
+        """The plan with kernels for all units that have them, except `left_out`."""
         needed = self.problems()
         able = [
             unit in needed and unit not in left_out and all(map(has, needed[unit])) for unit in range(len(self._units))
@@ -120,7 +120,7 @@ class UnitPlanner:
         return _Writer(self, self._dfg, self._with_heavy(able)).written()
 
     def _with_heavy(self, able: list[bool]) -> tuple[bool, ...]:
-        """Without stretches of units that only move data: changing layouts costs more than they do."""
+        """Without segments of units that only move data: layout changes cost more than they gain."""
         begin = 0
         for at in range(len(able) + 1):
             if at == len(able) or not able[at]:
@@ -131,11 +131,11 @@ class UnitPlanner:
         return tuple(able)
 
     def nodes(self, unit: int) -> tuple[KernelNode, ...]:
-        """Those of a unit that kernels can run."""
+        """The nodes of a unit that kernels can run."""
         return self._units[unit] or ()
 
     def form_of(self, name: str, form: Form) -> tuple[tuple[int, int, int], int, int, int]:
-        """Plane, blocks, numbers of an image and images of a form of a tensor."""
+        """Plane, blocks, numbers per image, and images of a tensor in a layout."""
         shape = self.shapes[name]
         if form == "lined":
             rows, depth = shape[-2], shape[-1]
@@ -150,13 +150,13 @@ class UnitPlanner:
         return (height, width, halo), blocks, blocks * (height + 2 * halo) * (width + 2 * halo) * self._lanes, images
 
     def input_form(self, node: KernelNode) -> Form:
-        """How the first input of a convolution or product has to lie."""
+        """The layout of the first input of a convolution or product."""
         if node.kind == "product":
             return "blocked" if len(self.shapes[node.inputs[0]]) == 2 else "lined"
         return "pixels" if self._is_pixels(node) else "blocked"
 
     def problem(self, node: KernelNode) -> Problem:
-        """What a convolution or product asks for."""
+        """The problem of a convolution or product."""
         shape = self.shapes[node.inputs[0]]
         if node.kind == "product":
             filters = self._constant(node.weights)[0 if node.turned else 1]
@@ -188,7 +188,7 @@ class UnitPlanner:
         return is_given and is_plain and self.shapes[source][1] <= _PIXEL_CHANNELS
 
     def _fits(self, nodes: Sequence[KernelNode]) -> bool:
-        """Whether all shapes are known, and channels are put together in whole blocks."""
+        """Whether all shapes are known, and concatenated channels are in whole blocks."""
         for node in nodes:
             for name in (*node.inputs, node.output):
                 if 0 in self.shapes.get(name, (0,)):
@@ -235,7 +235,7 @@ class _Writer:
         return made
 
     def _need(self, tensor: str, form: Form) -> BufferPlace:
-        """A form of a tensor, made of its plain one if need be."""
+        """A tensor in a layout, converted from its plain one if necessary."""
         found = self._plan.places.get((tensor, form))
         if found is not None:
             found.last = self._unit
@@ -261,7 +261,7 @@ class _Writer:
     def _need_plain(self, tensor: str) -> None:
         source = self._plan.places.get((tensor, "blocked"))
         if tensor in self._plain or source is None:
-            return  # constants of the graph's outputs, too, are nobody's here
+            return  # constants among the graph's outputs have no place
         self._to_plain(source, tensor, self._planner.shapes[source.tensor][1])
 
     def _to_plain(self, source: BufferPlace, tensor: str, channels: int) -> None:
@@ -307,14 +307,14 @@ class _Writer:
         self._plan.steps.append(StepPlan(node.kind, pointers, numbers, node.activation))
 
     def _concat(self, sources: Sequence[BufferPlace], made: BufferPlace) -> None:
-        """Copies, each to the block behind the ones before; number 10 is where that is."""
+        """Copies, each to the block behind the ones before; number 10 is its offset."""
         at = 0
         for source in sources:
             self._copy(source, made, at)
             at += source.blocks
 
     def _copy(self, source: BufferPlace, made: BufferPlace, block: int = 0) -> None:
-        """A copy into a place of the same rows and columns, from this block of it on."""
+        """A copy into a place with the same plane, from this block on."""
         height, width, rim = source.plane
         numbers = {0: source.images, 1: source.image, 3: made.image, 4: source.blocks, 5: height, 6: width, 7: rim}
         numbers |= {8: made.plane[2], 10: block * made.image // made.blocks}
@@ -338,9 +338,9 @@ class _Writer:
 
 
 def _placed(places: Sequence[BufferPlace]) -> int:
-    """Give each place its offset; gives the size of it all.
+    """Assign an offset to each place. Returns the total size.
 
-    Memory with a rim is used again only for the same plane, so that the rim stays zero; without a rim for anything.
+    Memory with a border is used again only for the same plane, so that the border stays zero.
     """
     kinds: dict[object, list[BufferPlace]] = {}
     for place in places:
@@ -350,7 +350,7 @@ def _placed(places: Sequence[BufferPlace]) -> int:
     for kind in kinds.values():
         taken: list[BufferPlace] = []
         top = 0
-        step = 1 if kind[0].plane[2] else 16  # planes with a rim have to lie where other ones did
+        step = 1 if kind[0].plane[2] else 16  # planes with a border reuse the same offsets
         for place in sorted(kind, key=lambda each: (each.first, -each.size)):
             taken = [each for each in taken if each.last >= place.first]
             at = base
@@ -366,5 +366,5 @@ def _placed(places: Sequence[BufferPlace]) -> int:
 
 
 def _whole(size: int, step: int) -> int:
-    """The multiple of `step` that is no smaller."""
+    """The next multiple of `step`."""
     return -(-size // step) * step

@@ -1,1 +1,1 @@
-"""Measuring compiled versions of layers."""
+"""Measurement of compiled kernel versions."""

@@ -1,4 +1,4 @@
-"""The campaign that compiles the models of a repository: kernels found, versions chosen, judged by onnxruntime."""
+"""The campaign that compiles the models of a repository: search for kernels, choice of versions, comparison."""
 
 from __future__ import annotations
 
@@ -43,19 +43,20 @@ from cotenant.work import Share
 
 _ROUNDS = 45
 _SLACK_NS = 15_000_000_000
-"""Fewer rounds where they would take longer than this."""
+"""Time limit of the rounds of a comparison, in ns."""
 _NO_SLOWER = 1.0
-"""Of onnxruntime's time: units that take longer than this part of it stay with onnxruntime."""
+"""Largest ratio to onnxruntime's time at which a segment stays on kernels."""
 _GAIN = 0.97
-"""A model runs on kernels where the whole takes at most this part of _NO_SLOWER: equal ways differ by up to 3 %
+"""Largest ratio of a whole model's time to _NO_SLOWER at which it runs on kernels
 (docs/decisions/0058-plans-win-by-a-margin.md)."""
 _TOLERANCE = 1e-3
 
 
 class CompiledResult(Struct, frozen=True):
-    """What became of a model: units on kernels, of all; layers, and versions of them; time over onnxruntime's by the
-    number of cores (CPU time on one core, wall time on more), none where no kernel runs; largest relative error of an
-    output, None where an answer differs in its shape, integers, NaN or infinities: then onnxruntime stays."""
+    """The result for a model. `units` of `of_units` run on kernels; `layers` are problems with up to `versions`
+    versions. `ratios` are times over onnxruntime's by number of cores (CPU time on one, wall time on more); empty
+    without kernels. `error` is the largest relative error of an output. It is None if an answer differs in shape,
+    integers, NaN or infinities; then onnxruntime runs the model."""
 
     units: int
     of_units: int
@@ -67,12 +68,12 @@ class CompiledResult(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CompileEffort:
-    """Candidates a layer, and seconds in all: after them nothing is built that is not needed."""
+    """Candidates per layer, and the time limit in s, after which only missing kernels are built."""
 
     candidates: int = CANDIDATES
     budget_s: float = float("inf")
     under_pressure: bool = False
-    """Also measure candidates beside others who use the memory, and keep versions for that."""
+    """Also measure candidates under memory contention, and keep versions for that."""
 
 
 @dataclass(slots=True)
@@ -87,10 +88,9 @@ class _Opened:
 def compile_repository(
     root: Path, lanes: Sequence[Share], effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
 ) -> tuple[dict[str, CompiledResult], dict[str, str]]:
-    """Compile every ONNX model of a repository for the shapes that it declares; gives results, and errors, by model.
+    """Compile every ONNX model of a repository for its declared shapes. Returns results and errors, by model.
 
-    It may be interrupted and goes on where it stopped. Raises CompileError where there is no compiler, ConfigError
-    where there is no model of ONNX.
+    Resumes if interrupted. Raises CompileError without a compiler, ConfigError without an ONNX model.
     """
     backend, store = CKernel(find_compiler()), store_of(graphs_path(root))
     results: dict[str, CompiledResult] = {}
@@ -120,7 +120,7 @@ def compile_repository(
         finally:
             os.sched_setaffinity(0, before)
         on_step(len(order) + more, len(order) + more, "")
-        if not errors:  # of a model that could not be opened nobody knows what it needs
+        if not errors:  # the needs of a model that could not be opened are unknown
             sweep(store, backend, set(order), {_content(each) for each in opened})
     return results, errors
 
@@ -145,14 +145,14 @@ def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) 
 
 
 def _content(each: _Opened) -> str:
-    """The content of a model, as `content_of` gives it."""
+    """The digest of a model, as `content_of` gives it."""
     return each.plain.graph_path.parent.name[:32]
 
 
 def _by_weight(opened: Sequence[_Opened], errors: Mapping[str, str], root: Path) -> list[Problem]:
-    """What all models ask for, the most work first. Raises ConfigError where there is no model."""
+    """The problems of all models, in descending order of work. Raises ConfigError when there is no model."""
     if not opened and not errors:
-        raise ConfigError(f"{root}: holds no model of ONNX, and others are not compiled")
+        raise ConfigError(f"{root}: holds no ONNX model; only these can be compiled")
     weights: dict[Problem, int] = {}
     for each in opened:
         for problem in each.problems:
@@ -176,7 +176,7 @@ def _searched(
     more: int,
     failed: dict[Problem, str],
 ) -> dict[Problem, list[KernelCandidate]]:
-    """Candidates of each problem, or why it `failed`. Where the budget ends, those that have none yet get one."""
+    """Candidates of each problem, or why it `failed`. After the budget each problem without candidates gets one."""
     deadline = time.monotonic() + effort.budget_s
     each = SearchEffort(effort.candidates, deadline, workers)
     found = {}
@@ -196,16 +196,16 @@ def _pressed(
     more: int,
     failed: dict[Problem, str],
 ) -> tuple[dict[Problem, Mapping[str, Sequence[float]]], int]:
-    """Times of all candidates under pressure, and what all cores drew from the memory in bytes a second.
+    """Times of all candidates under pressure, and the measured memory bandwidth of all cores in bytes/s.
 
-    `failed` gets the reasons of problems that cannot be measured. Raises ConfigError where there is nobody to make it.
+    `failed` gets the reasons of problems that cannot be measured. Raises ConfigError for less than two cores.
     """
     if len(cores) < 2:
-        raise ConfigError("kernels are measured under pressure beside others: it needs two cores at least")
+        raise ConfigError("--pressure needs two cores or more: kernels are measured beside other load")
     times: dict[Problem, Mapping[str, Sequence[float]]] = {}
     with pressure_bench(cores) as bench:
         for at, (problem, each) in enumerate(found.items()):
-            on_step(before + at, 2 * before + more, f"{_words(problem)}, beside others")
+            on_step(before + at, 2 * before + more, f"{_words(problem)}, under pressure")
             with leaving_out(failed, problem):
                 times[problem] = bench.times(problem, each, store, runtime_of(store))
     return times, bench.most_bytes_per_s
@@ -220,7 +220,7 @@ def _judged(
     store: Store,
     lanes: Sequence[Share],
 ) -> CompiledResult:
-    """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
+    """Choose versions, leave segments to onnxruntime where it is faster, and store the choice."""
     model = each.compiled
     sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
     kernels = tuple(
@@ -250,8 +250,8 @@ def _judged(
         kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
         save_choice(choice_path(graphs_path(root), _content(each)), kept)
     ours = sum(planned.plan.ours)
-    told = None if error == DIFFERS else error
-    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, told)
+    known = None if error == DIFFERS else error
+    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, known)
 
 
 def _chosen(
@@ -268,24 +268,24 @@ def _chosen(
 
 
 def _wide(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
-    """The fastest on each of these numbers of cores."""
+    """The fastest candidate on each of these numbers of cores."""
     loaded = {c.name: KernelVersion(0, c.tasks, c.cpu_ns) for c in candidates}
     return [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
 
 
 def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
-    """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
-    choice of Algorithm 1 among those within twice the fastest."""
+    """The libraries of a layer's versions, each once: the fastest alone, and the fastest on each number of cores. Then
+    the choice of Algorithm 1 among the candidates within twice the fastest."""
     readings = [Reading(c.name, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
     chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
     return list(dict.fromkeys([chosen[0], *_wide(candidates, sizes), *chosen]))
 
 
 def _slower(model: CompiledModel, shapes: Sequence[DeclaredShape]) -> tuple[int, ...]:
-    """Units of stretches that onnxruntime runs in less time, layouts changed at their edges included."""
+    """Units of segments that onnxruntime runs in less time, layout changes included."""
     slow: dict[int, None] = {}
     for shape in shapes:
-        times = model.stretch_ns(make_inputs(model.inputs, shape, 1, False))
+        times = model.segment_ns(make_inputs(model.inputs, shape, 1, False))
         for (start, end), (ours, theirs) in times.items():
             if ours > theirs * _NO_SLOWER:
                 slow |= dict.fromkeys(range(start, end))
@@ -296,7 +296,7 @@ Call = Callable[[], Mapping[str, Any]]
 
 
 def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Call]]:
-    """For each shape, a run of the whole on kernels and one on onnxruntime."""
+    """For each shape, a run of the model on kernels and one on onnxruntime."""
     made = []
     for shape in each.shapes:
         inputs = make_inputs(each.plain.inputs, shape, 1, False)
@@ -310,7 +310,7 @@ def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Ca
 
 
 def _ratio(ours: Call, theirs: Call, *, is_wall: bool) -> float:
-    """Lower quartiles of interleaved runs, one over the other."""
+    """Ratio of the lower quartiles of interleaved runs."""
     clock = time.perf_counter_ns if is_wall else time.thread_time_ns
     samples: tuple[list[int], list[int]] = ([], [])
     began = time.perf_counter_ns()

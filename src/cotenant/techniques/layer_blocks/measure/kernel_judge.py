@@ -1,4 +1,4 @@
-"""The judge of compiled kernels: a model's answers on them held against onnxruntime's, NaN and infinities included."""
+"""Validation of compiled kernels: a model's answers compared with onnxruntime's, NaN and infinities included."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledMode
 
 Values = Mapping[str, Any]
 DIFFERS = float("inf")
-"""The error of an answer that differs in more than the rounding of its numbers."""
+"""The error of an answer that differs by more than rounding."""
 _SEED = 1
 
 
 def judged_error(compiled: CompiledModel, plain: SegmentedModel, shape: DeclaredShape) -> float:
-    """Largest relative error of the answers on kernels at one declared shape; `DIFFERS` where they are others.
+    """Largest relative error of the answers on kernels at one declared shape; `DIFFERS` for different answers.
 
-    The trials: the whole; other rows, where rows are open; a cut among the units on kernels, with tensors that stay
-    and with arrays; inputs with a NaN, an infinity and a negative infinity. A trial that onnxruntime refuses is none.
+    The trials are the whole; other rows, if rows are open; a cut among units on kernels; inputs with NaN and
+    infinities. Tensors at the cut are in place, then arrays. A trial that onnxruntime refuses does not count.
     """
     error = 0.0
     is_open = all(tensor.shape is not None and tensor.shape[:1] == (None,) for tensor in plain.inputs)
@@ -51,9 +51,9 @@ def judged_error(compiled: CompiledModel, plain: SegmentedModel, shape: Declared
 
 
 def special_values(compiled: CompiledModel, shapes: Mapping[str, Sequence[int]]) -> tuple[tuple[float, ...], bool]:
-    """Values whose way through a model can be held against onnxruntime's, and whether NaN may then be in more places.
+    """Values for which a model can be compared with onnxruntime, and whether NaN may then be in more places.
 
-    onnxruntime's MaxPool forgets a NaN unless it comes last, and some give the lowest number for a negative infinity.
+    onnxruntime's MaxPool forgets a NaN unless it is last, and some give the lowest number for negative infinity.
     """
     operators, ours = compiled.dfg.operators, compiled.prepared(shapes).plan.ours
     pools = {
@@ -65,8 +65,8 @@ def special_values(compiled: CompiledModel, shapes: Mapping[str, Sequence[int]])
 
 
 def error_of(got: Values, right: Values) -> float:
-    """Largest difference over the largest finite magnitude of its output; `DIFFERS` where shapes, types, texts,
-    integers, NaN or infinities are others."""
+    """Largest difference over the largest finite magnitude of its output. `DIFFERS` if shapes, types, texts, integers,
+    NaN or infinities differ."""
     error, given = 0.0, to_numpy(got)
     for name, expected in to_numpy(right).items():
         array, expected = np.asarray(given[name]), np.asarray(expected)
@@ -86,7 +86,7 @@ def error_of(got: Values, right: Values) -> float:
 
 
 def _answers(compiled: CompiledModel, inputs: Values) -> Iterator[Values]:
-    """The whole; cut in the middle of the units on kernels; and cut there with arrays."""
+    """Answers of the whole, of a cut in the middle of the units on kernels, and of that cut with arrays."""
     end = compiled.unit_count
     yield compiled.run(0, end, inputs)
     ours = compiled.prepared({name: np.shape(value) for name, value in inputs.items()}).plan.ours
@@ -99,7 +99,7 @@ def _answers(compiled: CompiledModel, inputs: Values) -> Iterator[Values]:
 
 
 def _with_special(inputs: Values, value: float) -> dict[str, Any]:
-    """Inputs with this value at one place of each row of each tensor of floats."""
+    """Inputs with this value at one position of each row of each tensor of floats."""
     rng = np.random.default_rng(_SEED)
     made = dict(inputs)
     for name, array in inputs.items():
@@ -111,8 +111,8 @@ def _with_special(inputs: Values, value: float) -> dict[str, Any]:
 
 
 def _is_special_alike(got: Values, exact: Values, plain: Values, *, is_more: bool) -> bool:
-    """Whether NaN and infinities are where onnxruntime has them, without its optimiser or with it: its own layouts make
-    NaN of infinities. `is_more`: NaN may be in more places."""
+    """Whether NaN and infinities are as in onnxruntime with or without its optimiser; its layouts make NaN of
+    infinities. `is_more`: NaN may be in more places."""
     for name, right in exact.items():
         if right.dtype.kind != "f":
             continue

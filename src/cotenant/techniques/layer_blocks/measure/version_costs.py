@@ -1,4 +1,4 @@
-"""What the units of a compiled model cost in each of their versions, for its profile."""
+"""Costs of the units of a compiled model in each version, for its profile."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pi
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 
 _SLOWED = 1.02
-"""What takes no longer than this under pressure, times its time alone, is not told from what is not slowed down."""
+"""Ratio of the time under pressure to that alone, up to which a kernel counts as unaffected."""
 _NS_PER_S = 1_000_000_000
 
 
 def version_costs(
     model: CompiledModel, shapes: Mapping[str, Sequence[int]], unit_ns: Sequence[int], whole_ns: Mapping[int, int]
 ) -> VersionTable | UnsetType:
-    """The table of a model at some shapes of its inputs, whose kernels were measured under pressure; else unset.
+    """The version table of a model at some input shapes, if its kernels were measured under pressure; else unset.
 
-    `unit_ns` are times of the units on one core, `whole_ns` those of the whole by numbers of cores: all units together
-    take that. A unit takes by its kernels' tasks and times what it would in another version, or on more cores; one of
-    onnxruntime's gains from cores what the whole does. What a unit moves is what explains its time under the most
-    pressure, where it gets its cores' part of the memory's bandwidth; where that does not slow it down, what its graph
-    counts, and no more than would.
+    `unit_ns` are times of the units on one core, `whole_ns` those of the whole model by number of cores; units are
+    scaled to them. In another version, or on more cores, a unit is scaled by its kernels' tasks and times. A unit on
+    onnxruntime is scaled as the whole model.
+
+    The traffic of a unit is the bytes that explain its time under the most pressure, at its cores' share of the
+    bandwidth. If that does not slow it down, it is the count of its graph, up to these bytes.
     """
     by_unit = model.unit_kernels(shapes)
     levels = max((len(each.level_ns) for kernels in by_unit for versions in kernels for each in versions), default=0)
@@ -73,7 +74,7 @@ def _on(
     cores: int,
     whole_ns: Mapping[int, int],
 ) -> float:
-    """Time of a unit with these kernels on some cores: the first version of a layer is whatever is fastest there."""
+    """Time of a unit with these kernels on some cores; the first version of a layer is the fastest one there."""
     if not kernels:
         return unit_ns * whole_ns[cores] / whole_ns[min(whole_ns)]
     taken = sum(
@@ -84,6 +85,6 @@ def _on(
 
 
 def _slowdown(chosen: Sequence[KernelVersion]) -> float:
-    """Under the most pressure, on one core; 1 where nothing was measured."""
+    """Slowdown at the highest level of pressure, on one core; 1 if it was not measured."""
     alone = sum(each.level_ns[0] for each in chosen if each.level_ns)
     return sum(each.level_ns[-1] for each in chosen if each.level_ns) / alone if alone else 1.0

@@ -1,7 +1,7 @@
-"""What candidates of a layer lose to others' use of the memory, and which of them pay at which pressure.
+"""Times of kernel candidates under memory pressure, and the choice of a version for each level.
 
-Pressure is what antagonists draw, over what all cores together draw at most; levels of it are evenly spaced from 0 to
-1. Figure 6 of VELTAIR shows such times, its section 4.1 prunes versions by them.
+Pressure is the bandwidth of antagonists over the measured bandwidth of all cores; levels are evenly spaced from 0 to 1.
+Compare VELTAIR, Fig. 6, and the pruning of its section 4.1.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Stor
 from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 LEVELS = 5
-"""As many as the paper keeps versions at most."""
+"""Levels of pressure, as many as the paper's versions."""
 _ROUNDS, _LEAST_NS = 5, 200_000
-"""Measurements of each candidate beside each number of antagonists, and how long each lasts at least."""
+"""Measurements of each candidate beside each number of antagonists, and the least time of each in ns."""
 
 _WINDOW_S = 0.1
 
 
 class PressureBench:
-    """A core to measure on, and antagonists on others, who together draw up to `most_bytes_per_s`."""
+    """A core to measure on, and antagonists on others, which together use up to `most_bytes_per_s`."""
 
     def __init__(self, others: Sequence[Antagonist], most_bytes_per_s: int) -> None:
         self._others, self.most_bytes_per_s = others, most_bytes_per_s
@@ -38,8 +38,8 @@ class PressureBench:
     ) -> dict[str, tuple[float, ...]]:
         """CPU time in ns of each candidate at each of LEVELS, on the calling thread, by its name.
 
-        Measured beside none, some, ... all antagonists, in turns: lower quartiles. In between it is interpolated,
-        beyond the most pressure that they make it is that there.
+        Lower quartiles of interleaved measurements beside none, some, ... all antagonists, interpolated to the levels.
+        Above the highest measured pressure the time is constant.
         """
         counts = sorted({round(at * len(self._others) / (LEVELS - 1)) for at in range(LEVELS)})
         trial = Trial(problem, store.target.lanes)
@@ -51,7 +51,7 @@ class PressureBench:
         for _ in range(_ROUNDS):
             for at, (count, level) in enumerate(zip(counts, samples, strict=True)):
                 with streaming(self._others[:count]) as moved:
-                    runtime.cpu_ns(row)  # meets what the antagonists have just put out of the cache
+                    runtime.cpu_ns(row)  # reloads the cache lines that the antagonists have evicted
                     level.append(runtime.cpu_ns(row, repeats))
                 drawn[at].append(sum(each.bytes_per_s for each in moved))
         taken = np.array([np.quantile(np.array(level), 0.25, axis=0) for level in samples])
@@ -68,7 +68,7 @@ def pressure_bench(cores: Sequence[int], array_bytes: int = ARRAY_BYTES) -> Iter
 
 
 def at_levels(pressures: Sequence[float], taken: Sequence[float], levels: int = LEVELS) -> tuple[float, ...]:
-    """Times at evenly spaced levels, of times at some pressures; more pressure is never believed to be quicker."""
+    """Times at evenly spaced levels, interpolated; made nondecreasing in the pressure."""
     order = np.argsort(pressures, kind="stable")
     known = np.maximum.accumulate(np.array(taken, np.float64)[order])
     made = np.interp(np.linspace(0.0, 1.0, levels), np.array(pressures)[order], known)
@@ -76,7 +76,7 @@ def at_levels(pressures: Sequence[float], taken: Sequence[float], levels: int = 
 
 
 def versions_by_level(times: Mapping[str, Sequence[float]]) -> list[str]:
-    """The candidate for each level, of those that `least_regret` keeps: as many different ones as pay, be it one."""
+    """The fastest candidate for each level, of those that `least_regret` keeps."""
     chosen = least_regret(times)
     levels = len(times[chosen[0]])
     return [min(chosen, key=lambda name: (times[name][level], chosen.index(name))) for level in range(levels)]

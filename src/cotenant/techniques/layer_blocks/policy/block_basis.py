@@ -1,4 +1,4 @@
-"""What a policy of blocks knew of a launch beside its predicted time."""
+"""The facts on which a block policy based a launch, beside its predicted time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from msgspec import Struct
 class BlockBasis(Struct, frozen=True, gc=False, omit_defaults=True):
     """The basis of a launch of a block.
 
-    `headroom_ns` is what the launch left of the time of the batch's most urgent query. `wanted` is the size of the
-    share that it was to have where fewer slots were free; 0 where it has what it was to have. `pressure_pct` is the
-    pressure on the memory at which its time was predicted, in per cent.
+    `headroom_ns` is the time that the launch leaves to its most urgent query. `wanted` is the size of the planned share
+    if fewer slots were free; else 0. `pressure_pct` is the memory pressure, in percent, at which its time was
+    predicted.
     """
 
     headroom_ns: int

@@ -25,7 +25,7 @@ from cotenant.work import Share, Work
 
 _RUNNING = StrandState.RUNNING
 _MOST_WAITING = 32
-"""Waiting queries of one queue that one decision looks at, hopeless ones apart; those behind hardly go before these."""
+"""Waiting queries of one queue that one decision considers, without hopeless ones; later ones rarely run first."""
 _first = attrgetter("first")
 
 

@@ -15,7 +15,7 @@ class BlockModel:
     """Predicted times and memory traffic of one model: a tenant at one shape and number of rows.
 
     A block is units [start, end). It runs in one version, on `cores` lanes of a policy at most, at one level of memory
-    pressure. Units are the pieces between two cuts of the tenant, numbered from 0. Times are ns, traffic is in bytes.
+    pressure. Units are the segments between two cuts of the tenant, numbered from 0. Times are ns, traffic is in bytes.
     """
 
     __slots__ = (
@@ -45,8 +45,8 @@ class BlockModel:
         self.unit_at = {cut: unit for unit, cut in enumerate(tenant.cuts)}
         """The unit that begins at a cut; the number of units at the last cut."""
         self.tight: list[list[list[float]]] = []
-        """Of `layer_block` alone, by level, lanes - 1 and unit: the budget below which a unit asks for more lanes, per
-        ns that it takes alone on all lanes; 0 if more lanes do not make it faster."""
+        """Of `layer_block` alone, by level, lanes - 1 and unit: the budget below which a unit needs more lanes, per ns
+        alone on all lanes. 0 if more lanes do not make it faster."""
         self.averages: list[int] = []
         """Of `layer_block` alone, by level: Avg_C, the constant number of lanes that keeps a query to its budget."""
         self.plans: list[list[UnitPlans]] = []
@@ -58,7 +58,7 @@ class BlockModel:
         """Fill `tight` and `averages` (VELTAIR, section 4.2) for the budget of a whole query.
 
         Units run in the version compiled for the level if the policy `adapts`, else in the first one. The static budget
-        of a layer is its part of the target by time alone on all lanes: divided by operations, small layers would have
+        of a layer is its part of the target by time alone on all lanes. By operations, small layers would have
         infeasible budgets.
         """
         alone = self.unit_ns(0, 0, self.cores)

@@ -22,15 +22,15 @@ from cotenant.work import Share
 Target = Annotated[float, Meta(gt=0, le=1)]
 """The share of the SLO that is planned for."""
 FEW_LANES = 4
-"""Of so many lanes all unions are named as shares, so that executors prepare them."""
+"""Up to this number of lanes all unions are named as shares, so that executors prepare them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPolicy(CheckedOptions):
-    """A policy of blocks without `changes`: it launches in any union of its lanes, which are of one size.
+    """Base of block policies: it launches in any union of its lanes, which have one size.
 
-    `drop`: when waiting queries are given up. Raises InvalidValueError when there is no lane, lanes differ in size or
-    device, or `drop` is not a DropRule.
+    `drop`: the rule by which waiting queries are shed. Raises InvalidValueError when there is no lane, lanes differ in
+    size or device, or `drop` is not a DropRule.
     """
 
     lanes: tuple[Share, ...]
@@ -66,7 +66,7 @@ class BlockPolicy(CheckedOptions):
 
     @property
     def byte_price(self) -> float:
-        """What traffic costs in plans, as a part of what the whole machine costs for the time that it takes."""
+        """Cost of traffic in plans, as a share of the cost of the whole machine for the time of the traffic."""
         return 0.0
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:

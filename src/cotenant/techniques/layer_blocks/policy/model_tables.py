@@ -1,4 +1,4 @@
-"""The models that a policy of blocks has met: made once from what the predictor says, kept in the policy's memory."""
+"""The models of a block policy, built once from the predictor and cached in the policy's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_MODELS = 256
 def believed_spans(predictor: Predictor, tenant: Tenant, shape: int, items: int, size: int, lanes: int) -> Spans:
     """Predicted times and traffic of a tenant's model, by units between its cuts and by lanes of `size` cores.
 
-    A BlockPredictor has them. Another predictor is asked for each unit: one version, and nothing known of pressure.
+    A BlockPredictor has them. Another predictor is queried for each unit: one version, without pressure.
     """
     cuts = tenant.cuts
     ask = getattr(predictor, "spans", None)
@@ -104,8 +104,11 @@ class ModelTables:
         """Jobs of single waiting queries by the numbers of these."""
 
     def use(self, predictor: Predictor) -> None:
-        """Use this predictor from now on. Models stay if it predicts the same latencies for them: plans take long to
-        make, and predictors are also replaced for a margin or another pressure, on which nothing here depends."""
+        """Use this predictor from now on. Models stay if it predicts the same latencies for them.
+
+        Plans are slow to make, and predictors are also replaced for another margin or pressure, which do not matter
+        here.
+        """
         if predictor is not self._predictor or len(self._known) > _MOST_MODELS:
             if len(self._known) > _MOST_MODELS or not self._believes_the_same(predictor):
                 self._clear()

@@ -1,11 +1,12 @@
 """Plans of `slack_blocks`: where the blocks of a model end and on how many lanes each runs, for each price of time.
 
 A unit that takes t on c lanes costs (c + price) * t, plus its memory traffic. Prices are in lanes: at price 0 the plan
-of least core time wins, and the higher the price, the sooner the model ends. Dynamic programming from the last unit
-back, over the number of lanes c that a unit u runs on, gives an exact plan for the predicted times:
+of least core time wins, and the higher the price, the sooner the model ends. The plan is exact for the predicted times,
+by dynamic programming from the last unit back. For unit u on c lanes:
 
-    cost[u][c] = (c + price) * t[u][c] + traffic[u][c]
-                 + min(cost[u + 1][c], min over d of cost[u + 1][d] + SWITCH_NS * (c + price))
+    cost[u][c] = (c + price) * t[u][c] + traffic[u][c] + min(cost[u + 1][c], switch[u][c])
+
+    switch[u][c] = min over d of cost[u + 1][d] + SWITCH_NS * (c + price)
 """
 
 from __future__ import annotations

@@ -46,11 +46,13 @@ class BlockRules(Struct, frozen=True, gc=False):
     capped: bool = False
 
     def changes(self, blocks: BlockSnapshot) -> list[Change]:
-        """Algorithm 3: one decision.
+        """Algorithm 3 (section 4.3), one decision:
 
-        A job that continues takes its own lanes first. Then running blocks that began with too few lanes expand, first
-        come first served. Then waiting jobs start. A block starts with at least one lane and expands later; without a
-        free lane it waits at the head of the queue.
+        1. A job that continues takes its own lanes first.
+        2. Running blocks that began with too few lanes expand, first come first served.
+        3. Waiting jobs start, in their order, each with the block of `next_block`.
+
+        A block starts with at least one lane and expands later. Without a free lane it waits at the head of the queue.
         """
         changes = blocks.shed_hopeless()
         free, drawn = blocks.free, blocks.drawn()
@@ -89,6 +91,11 @@ class BlockRules(Struct, frozen=True, gc=False):
     ) -> tuple[int, int, int, int]:
         """FormingLBs of Algorithm 2, the next block of a job: (end, version, level, wanted lanes).
 
+        - `Avg_C`: least lanes on which the rest of the model meets its budget.
+        - `threshold = (lanes - S) * Avg_C / S`, with S the sum of Avg_C over all begun jobs and this one.
+        - `end`: first unit behind the start with `Core(l) > Avg_C + threshold` (the pivot).
+        - `wanted`: least lanes on which the units up to `end` meet their budget.
+
         `begun` are the models of the jobs that have begun, one entry a job.
         """
         model, start = job.model, job.unit
@@ -115,7 +122,7 @@ class BlockRules(Struct, frozen=True, gc=False):
         """The budget of a job's units, per ns that they take alone on all lanes.
 
         Static: the target's part of the SLO, spread over the whole model. With `replans`: the same part of the time
-        left to the deadline, spread over the units that are left; static again once the deadline has passed.
+        left to the deadline, spread over the units left. After the deadline it is static again.
         """
         rest, left = job.model.rest_ns[job.unit], job.deadline_ns - now_ns
         if not self.replans or left <= 0:
@@ -165,7 +172,7 @@ def _expand(growing: list[RunningBlock], free: int, now_ns: int, changes: list[C
 
 
 class Variant(StrEnum):
-    """What of VELTAIR is in use (its section 5.1)."""
+    """The parts of VELTAIR in use (section 5.1)."""
 
     AS = "AS"
     """Adaptive scheduling alone: dynamic blocks, each unit in its first version."""
@@ -177,10 +184,11 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerBlock(BlockPolicy):
-    """VELTAIR (ASPLOS 2022, Algorithms 2 and 3): blocks end before units that ask for more than Avg_C + threshold.
+    """VELTAIR (ASPLOS 2022, Algorithms 2 and 3): blocks end before units that need more than Avg_C + threshold lanes.
 
-    `variant`: AS, AC or FULL. `capped`: no block takes more than Avg_C + threshold cores, which Algorithm 2 means to
-    and does not. `replan`: the budget of a unit is its part of what is left to the deadline; else its part of the SLO.
+    - `variant`: AS, AC or FULL.
+    - `capped`: no block takes more than Avg_C + threshold lanes, which Algorithm 2 intends but does not ensure.
+    - `replan`: the budget of a unit is its part of the time left to the deadline; else its part of the SLO.
     """
 
     variant: Variant = Variant.FULL
@@ -199,7 +207,7 @@ class LayerBlock(BlockPolicy):
         return self.variant is not Variant.AS
 
     def changes(self, blocks: BlockSnapshot, snapshot: Snapshot) -> Sequence[Change]:
-        """By Algorithms 2 and 3 or, for AC, layer by layer."""
+        """Algorithms 2 and 3; for AC, one unit per block."""
         by_layer = self.variant is Variant.AC
         grain = 1 if by_layer else ALGORITHM_2
         rules = BlockRules(self.target, self.replan, self.is_adaptive, grain, by_layer, self.capped)

@@ -24,22 +24,21 @@ from cotenant.techniques.layer_blocks.policy.block_policy import FEW_LANES, Bloc
 from cotenant.types import Query, Tenant
 
 FEW_PATIENCE, MANY_PATIENCE = 1.0, 5.0
-"""See `SlackBlocks.patience`: tried on two real cores, and on 64 in drawn worlds, where 2 costs a third in mixes."""
+"""Defaults of `SlackBlocks.patience` for few and many lanes. Chosen on two real cores, and by simulation of 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlackBlocks(BlockPolicy):
-    """Who must go on, then deadlines; each block gets the cores that its slack needs and a part of what is left.
+    """Blocks by dynamic programming over the rest of a model at a price of time (`price_plans`), and lanes by slack.
 
-    Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
-    at a price of time: see `price_plans`.
-    `target`: the share of what is left to its deadline that a query is planned to take. A block lasts `stretch` of the
-    shortest SLO at most, and never more than `quantum_ms`, as far as cuts allow it. `narrow`: with fewer free cores
-    than this part of those that it should have, a query does not begin while others run. `patience`: who has begun goes
-    before earlier deadlines where less than so many times what it needs at least is left to its own; left out, 1 on up
-    to four lanes, where a heavy model would keep all that there is from the others, and 5 on more. `memory`: what
-    traffic costs in plans and in the choice of versions, as a part of what the whole machine costs for the time that it
-    takes at full bandwidth.
+    - `target`: planned share of a query's time to its deadline.
+    - `stretch`: longest block, as a share of the shortest SLO; `quantum_ms` is its limit. Cuts may allow no shorter
+      one.
+    - `narrow`: a query does not start on less than this share of its lanes while others run.
+    - `patience`: a begun query goes before earlier deadlines if less than this multiple of its least time is left. By
+      default 1 on up to four lanes, where a heavy model would keep all of them; 5 on more.
+    - `memory`: cost of memory traffic in plans, as a share of the cost of all cores for the same time at full
+      bandwidth.
     """
 
     target: Target = 0.7
@@ -88,12 +87,15 @@ class SlackBlocks(BlockPolicy):
     def within(self, quantum_ns: float, blocks: BlockSnapshot) -> list[Change]:
         """One decision, with blocks that end after a quantum.
 
-        A job needs the lanes of the lowest price of time at which it takes `target` of the time left to its deadline.
-        The lanes that all needs leave are divided equally, as far as they make blocks faster: a job alone uses all
-        lanes, many jobs share, and a late job pays with more lanes. If the needs exceed the machine, later jobs in the
-        order get the lanes that are left. If fewer than `narrow` of its lanes are free, a job that has not begun waits
-        for a running block, and no other job passes it. A waiting job that needs more core time than a new query of its
-        tenant, while others wait, is shed.
+        1. Shed hopeless jobs. Take the others in the order of `_ordered`.
+        2. A job needs the lanes of the lowest price at which it ends within `target` of the time to its deadline.
+        3. Lanes that all needs leave are divided equally, as far as they make blocks faster. A late job pays with more
+           lanes.
+        4. If the needs exceed the machine, later jobs get the lanes that are left.
+        5. A job that has not begun waits, and all behind it, if fewer than `narrow` of its lanes are free while others
+           run.
+
+        A waiting job that needs more core time than a new query of its tenant is shed if other jobs wait.
         """
         changes = blocks.shed_hopeless()
         now, free, total, target = blocks.now_ns, blocks.free, blocks.total, self.target
@@ -158,11 +160,11 @@ class SlackBlocks(BlockPolicy):
         return price > own and work[price] > work[own]
 
     def _ordered(self, jobs: list[BlockJob], now_ns: int) -> list[BlockJob]:
-        """The order in which jobs get lanes: by priority, then jobs that have begun and must go on, then by deadline.
+        """The order in which jobs get lanes: by priority, then begun jobs that must go on, then by deadline.
 
-        A job that has begun must go on if at most `patience` times its least time, alone on all lanes, is left to its
-        deadline. Without that rule heavy models, whose deadlines are far, would begin and never get enough to end.
-        Earlier than that they can wait, and would keep jobs with near deadlines from few lanes.
+        A begun job must go on if at most `patience` times its least time, alone on all lanes, is left to its deadline.
+        Otherwise heavy models, with far deadlines, would begin and never end. Before that they can wait, and leave
+        lanes to jobs with near deadlines.
         """
         if len(jobs) < 2:
             return jobs

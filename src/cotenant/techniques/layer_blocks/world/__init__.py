@@ -1,1 +1,1 @@
-"""Worlds in which cores share a memory."""
+"""Simulated worlds of cores that share a memory."""

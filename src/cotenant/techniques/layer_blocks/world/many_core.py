@@ -1,14 +1,13 @@
-"""A world of one processor with many cores and slices of cache, whose memory the launches share.
+"""A simulated CPU with many cores and cache slices, and one memory that all launches share.
 
-A launch runs its units one after another on the cores of its share, each as the implementation that its version names.
-A unit takes max(its time alone, its bytes / its part of the bandwidth); the bandwidth is shared max-min fairly between
-the units that run, every thread counted as one who asks, and changes with every start, growth and end of a unit.
-Launches hold cores of their own: nobody waits for a core here.
+A launch runs its units one after another on the cores of its share, in its version. A unit takes `max(its time alone,
+its bytes / its bandwidth)`. Running units share the bandwidth max-min fairly, weighted by threads; shares change with
+every start, expansion and end of a unit. No launch waits for a core.
 
-A launch that starts with fewer cores than it wants (`BlockBasis.wanted`) first pays a conflict cost: threads have to be
-made and moved when it grows. VELTAIR measured a mean of 220 us and a median of 100 us per layer (figure 5b), so the
-cost is drawn from a log-normal law of these two; the same query pays the same at the same unit under every policy.
-It grows at the next of its stops. `weights` of a query are cold only so far as the tables say it.
+A launch with fewer cores than it wants (`BlockBasis.wanted`) first pays a conflict cost, for threads that are created
+and moved when it expands. VELTAIR (section 3.2, Fig. 5b) gives mean and median per layer; the cost is log-normal with
+these. It depends on query and unit only, so that policies are comparable. The launch expands at its next stop. Cold
+weights count only as far as the tables have them.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from cotenant.world.simulated import WorldEvent
 from cotenant.world.stepped import SteppedWorld
 
 MEAN_CONFLICT_NS, MEDIAN_CONFLICT_NS = 220_000, 100_000
-"""VELTAIR, section 3.2 and figure 5b."""
+"""Conflict cost in ns: VELTAIR, section 3.2 and Fig. 5b."""
 CONFLICTS = 4096
-"""How many conflict costs are drawn; they are used again and again."""
+"""Number of distinct random conflict costs."""
 _NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ManyCore:
-    """The machine: its memory's bandwidth, and the law of the costs of conflicts.
+    """The machine: memory bandwidth, and the distribution of conflict costs.
 
     Raises InvalidValueError when a number is not positive, or the median is above the mean.
     """
@@ -61,7 +60,7 @@ class ManyCore:
             )
 
     def conflicts_ns(self) -> tuple[int, ...]:
-        """The costs of conflicts, of which `conflict_at` picks one."""
+        """The conflict costs, of which `conflict_at` selects one."""
         drawn = Random(self.seed)
         spread = sqrt(2.0 * log(self.mean_conflict_ns / self.median_conflict_ns))
         middle = log(self.median_conflict_ns)
@@ -69,7 +68,7 @@ class ManyCore:
 
 
 class _ManyCoreRun(NamedTuple):
-    """A launch under way: the unit that runs, which is its first minus 1 while it pays for a conflict."""
+    """A running launch. `unit` is the present unit; with a conflict cost to pay (`stall_ns`) it has not started."""
 
     id: int
     begin_ns: int
@@ -81,15 +80,15 @@ class _ManyCoreRun(NamedTuple):
     cores: int
     rows: int
     wider: int
-    """Cores from the next stop on; 0 when it does not grow."""
+    """Cores from the next stop on; 0 without an expansion."""
     grew: bool
     left: int
-    """Work of the present unit, in parts of a nanosecond."""
+    """Work left in the present unit, in fractions of a nanosecond (`FULL`)."""
     stall_ns: int
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Time alone, bytes and threads of what runs."""
+        """Time alone, bytes and threads of the present unit or conflict."""
         if self.stall_ns:
             return self.stall_ns, 0, 1
         costs = self.costs
@@ -98,9 +97,9 @@ class _ManyCoreRun(NamedTuple):
 
 
 class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
-    """See above. Rows of a batch are believed to come one after another: each takes what the table says.
+    """The world of this module. Rows of a batch run one after another: each takes the time of the table.
 
-    A share with more cores than the table has runs as on as many as that.
+    A share with more cores than the table runs as on the table's cores.
     """
 
     def __init__(self, tables: Mapping[str, VersionTable], machine: ManyCore) -> None:
@@ -110,7 +109,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         self._conflicts = machine.conflicts_ns()
 
     def start(self, launch: Launch, now_ns: int) -> None:
-        """See World. Raises InvalidValueError for a tenant without a table, or units that it does not have."""
+        """Start a launch. Raises InvalidValueError for a tenant without a table, or unknown units."""
         work, costs = launch.work, self._costs.get(launch.work.tenant)
         if costs is None:
             raise InvalidValueError("many-core world", "tenant", work.tenant, f"one of {', '.join(self._costs)}")
@@ -138,7 +137,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         self._add(run._replace(left=run.cost[0] * FULL))
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
-        """See World."""
+        """Expand a running launch to another share at its next stop."""
         self._forget(now_ns)
         self._steps = [
             (at, tuple([_widened(run, share.size) if run.id == launch else run for run in runs]))
@@ -173,13 +172,13 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
 
 
 def _widened(run: _ManyCoreRun, cores: int) -> _ManyCoreRun:
-    """A launch that is to grow, where it has a stop left."""
+    """A launch that will expand, if it has a stop left."""
     can = any(run.unit < stop < run.end for stop in run.stops)
     return run._replace(wider=min(cores, run.costs.cores)) if can else run
 
 
 def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
-    """A launch after some work. A unit ends at a whole nanosecond; what is left of that counts for nobody."""
+    """A launch after some work. A unit ends at a whole nanosecond; work beyond it is lost."""
     if not work:
         return run
     left = run.left - work
@@ -193,7 +192,7 @@ def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
 
 
 def world_of(tables: Mapping[str, LatencyTable], seed: int) -> ManyCoreWorld | None:
-    """The world of models with versions measured on a machine of known bandwidth; None where a model has none."""
+    """The world of models with versions measured on a machine of known bandwidth; None if a model has none."""
     versions = {name: each.versions for name, each in tables.items() if isinstance(each.versions, VersionTable)}
     bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()], default=0)
     if not bandwidth or len(versions) < len(tables):

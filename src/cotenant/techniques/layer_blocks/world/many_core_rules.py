@@ -1,8 +1,8 @@
-"""How units share the memory of a machine with many cores. Plain functions of numbers and sequences.
+"""Memory sharing of units on a machine with many cores. Plain functions of numbers and sequences.
 
-They write into sequences that they are given, so that a compiler for such functions can take them as they stand. Work
-that is left is in parts of a nanosecond, FULL of them, and speeds are integers up to FULL: sums are exact whatever the
-order, and only the division of the bandwidth is in floating point, in one order of operations.
+They write into given sequences, so that a compiler for such functions can take them unchanged. Work is in fractions of
+a nanosecond, `FULL` of them, and speeds are integers up to FULL. So sums are exact in any order; only the division of
+the bandwidth is in floating point.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import MutableSequence, Sequence
 from cotenant.fair_share import fair_shares
 
 FULL = 1 << 30
-"""The speed of a unit that is alone; a nanosecond of its work has so many parts."""
+"""The speed of a unit alone: fractions of a nanosecond of work per nanosecond."""
 SLICE_CORES = 4
-"""Cores that share a slice of the last-level cache, and no other core does (a CCX of the Threadripper 3990X)."""
+"""Cores that share a slice of the last-level cache (a CCX of the Threadripper 3990X)."""
 SLICE_BYTES = 16 << 20
-"""Size of a slice (same machine: 16 of them)."""
+"""Size of a slice (same machine: 16 slices)."""
 
 
 def set_rates(
@@ -28,10 +28,10 @@ def set_rates(
     demand: MutableSequence[float],
     rate: MutableSequence[int],
 ) -> None:
-    """Speeds of `count` units, each with its time alone, its bytes and its threads; `bandwidth` in bytes a ns.
+    """Set the speeds of `count` units, by time alone, bytes and threads; `bandwidth` is in bytes/ns.
 
-    A unit that is granted s of the bandwidth r that it draws alone goes at s / r of its speed, so that it takes
-    max(time alone, bytes / s). `demand` is room to work in.
+    A unit with demand r and grant s of the bandwidth has speed `s / r`: it takes `max(time alone, bytes / s)`. `demand`
+    is scratch space.
     """
     total = 0.0
     for i in range(count):
@@ -46,7 +46,7 @@ def set_rates(
 
 
 def next_span_ns(count: int, left: Sequence[int], rate: Sequence[int]) -> int:
-    """Time until the first of `count` units ends at these speeds; -1 when there is none."""
+    """Time until the first of `count` units ends at these speeds; -1 if there is none."""
     span = -1
     for i in range(count):
         wait = -(-left[i] // rate[i])
@@ -56,16 +56,15 @@ def next_span_ns(count: int, left: Sequence[int], rate: Sequence[int]) -> int:
 
 
 def slices_of(cores: int) -> int:
-    """Slices of the cache that so many cores have, where they lie side by side."""
+    """Cache slices of this number of adjacent cores."""
     return -(-cores // SLICE_CORES)
 
 
 def moved_bytes(weights: int, inputs: int, outputs: int, slices: int, by_channels: int) -> int:
-    """What a layer moves to and from the memory when its loops are divided between slices along one axis.
+    """Memory traffic of a layer with its loops divided between slices along one axis.
 
-    Divided by output channels every slice keeps its part of the weights and reads all of the input; by pixels it keeps
-    its part of the input and reads all of the weights. What it keeps and does not fit is taken in several passes, each
-    of which reads the other one again.
+    Divided by output channels, every slice keeps its part of the weights and reads all inputs; by pixels the reverse. A
+    kept part larger than a slice is processed in several passes, each of which reads the other operand again.
     """
     kept, read = (weights, inputs) if by_channels else (inputs, weights)
     passes = max(1, -(-kept // (slices * SLICE_BYTES)))
@@ -73,6 +72,5 @@ def moved_bytes(weights: int, inputs: int, outputs: int, slices: int, by_channel
 
 
 def conflict_at(query: int, unit: int, count: int) -> int:
-    """Which of `count` drawn costs a launch pays that starts with too few cores: one for each query and unit, so that
-    the same query pays the same under every policy."""
+    """Index of the conflict cost of a query at a unit, the same under every policy."""
     return (query * 7919 + unit * 104729) % count

@@ -1,4 +1,4 @@
-"""Which groups to measure: those that the scheduler can form."""
+"""The choice of groups to measure: random groups that the scheduler can form."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cotenant.types import Tenant
 from cotenant.work import Work
 
 SOLO_SHARE = 0.1
-"""Groups of one: the scheduler launches them when nothing else waits."""
+"""Share of groups with one member: the scheduler launches them when no other query waits."""
 
 
 FROM_ZERO_SHARE = 1 / 3
-"""Members that begin their model: new queries are far more frequent than batches paused at any one cut."""
+"""Share of members that start their model: new queries are more frequent than batches paused at any one cut."""
 
 
 def sample_groups(
@@ -32,12 +32,12 @@ def sample_groups(
 ) -> list[Group]:
     """Draw `count` groups that the scheduler can form (Abacus, SC'21, section 5.4: instance-based sampling).
 
-    A group has 1 to `slots` members (0: one a lane) of distinct tenants, or with `repeat` of any, ordered by tenant.
-    One member runs to its last unit; the others are any stretch between cuts, since a scheduler cuts only what runs
-    beside the query that it wants to finish. Batches come from `sizes`, shapes are numbers below `shapes` (1 by
-    default). All lanes, given by their cores, are shared out: each member gets one or several neighbouring ones.
+    A group has 1 to `slots` members (0: one a lane), ordered by tenant. Their tenants are distinct, except with
+    `repeat`. One member runs to its last unit; each other one is any segment between cuts, since a scheduler cuts only
+    the partners of its leader. Batches are drawn from `sizes`, shapes are numbers below `shapes` (default 1). `lanes`
+    are cores by lane; each member gets adjacent ones, and no lane is left.
 
-    Raises InvalidValueError when there is no tenant, lane or batch size, or a tenant is there twice.
+    Raises InvalidValueError when there is no tenant, lane or batch size, or a tenant appears twice.
     """
     names = [tenant.name for tenant in tenants]
     if not tenants or len(set(names)) != len(names):
@@ -76,7 +76,7 @@ def _member(
 
 
 def _share_out(lanes: Sequence[int], members: int, random: Random) -> tuple[int, ...]:
-    """Cores of each member when neighbouring lanes go together, all ways to cut being equally likely."""
+    """Cores of each member; all splits into adjacent lanes are equally likely."""
     ways = list(combinations(range(1, len(lanes)), members - 1)) if len(lanes) <= 16 else None
     inner = random.choice(ways) if ways else tuple(sorted(random.sample(range(1, len(lanes)), members - 1)))
     return tuple(sum(lanes[a:b]) for a, b in pairwise((0, *inner, len(lanes))))

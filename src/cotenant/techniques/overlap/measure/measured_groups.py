@@ -1,6 +1,6 @@
-"""Measuring groups of segments as they run in the server, and fitting the overlap-aware predictor to them.
+"""Measurement of groups of segments on server lanes, and the fit of the overlap-aware predictor.
 
-Members start together behind a barrier, each on a lane of its own, on cores that they do not share.
+Members start together behind a barrier, each on a lane with cores of its own.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from cotenant.types import Tenant
 from cotenant.work import Share
 
 _PATIENCE_S = 60.0
-"""How long members wait for each other before a run counts as failed."""
+"""Longest wait of members for each other; then the run has failed."""
 _KEPT_INPUTS = 64
+"""Inputs of segments in the cache at most."""
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEffort:
-    """How much to measure: `count` groups, `runs` times each after `warm_up`, and for no longer than `budget_s`."""
+    """Limits of a measurement: `count` groups, `runs` times each after `warm_up` runs, and `budget_s` seconds."""
 
     count: int = 400
     runs: int = 7
@@ -59,10 +60,10 @@ class GroupEffort:
 def measure_groups(
     root: Path, settings: ServerConfig, profile: Profile, effort: GroupEffort, *, fresh: bool, on_step: OnStep
 ) -> tuple[list[GroupSample], dict[str, str]]:
-    """Measure groups of the profiled models of a repository and save them; give them, and the errors of those left out.
+    """Measure groups of the profiled models of a repository and save them. Returns samples, and errors by model.
 
-    What was measured before is kept as long as device and models are the same; a sweep that is interrupted goes on
-    where it stopped. Raises ConfigError when no model of the repository has a profile that holds here.
+    Earlier samples stay while device and models are the same; an interrupted sweep continues. Raises ConfigError when
+    no model of the repository has a profile for this device.
     """
     cores = cores_alone(settings.device, "groups are measured", str(root))
     campaign = Campaign(groups_path(root), this_device(), fresh=fresh)
@@ -119,9 +120,9 @@ def fit_groups(root: Path, profile: Profile, *, on_step: Callable[[int, int], No
 
 
 def load_overlap(root: Path, profile: Profile, *, quantile: float = 0.5) -> OverlapPredictor:
-    """The predictor of a repository for the models in `profile`; those that were in no group count as unseen.
+    """The fitted predictor of a repository for the models in `profile`; models in no group count as unseen.
 
-    Raises OverlapFileError when there is none, when it cannot be read, or when it was fitted on another device.
+    Raises OverlapFileError for a missing or unreadable file, and for one fitted on another device.
     """
     path = overlap_path(root)
     predictor = read_overlap(path, quantile)
@@ -133,7 +134,7 @@ def load_overlap(root: Path, profile: Profile, *, quantile: float = 0.5) -> Over
 
 
 def facts_of(profile: Profile) -> list[TenantFacts]:
-    """What the predictor is told of each tenant of a profile."""
+    """The predictor's input for each tenant of a profile."""
     return [TenantFacts(name, model.table("p50")) for name, model in sorted(profile.models.items())]
 
 
@@ -146,7 +147,7 @@ def _drawn(profile: Profile, opened: dict[str, OpenedModel], lanes: Sequence[Sha
 
 
 def _still_valid(samples: Sequence[GroupSample], then: dict[str, str], now: dict[str, str]) -> list[GroupSample]:
-    """Samples of models that are still there and still the same."""
+    """Samples of which all models are present and unchanged."""
     return [
         sample
         for sample in samples
@@ -155,7 +156,7 @@ def _still_valid(samples: Sequence[GroupSample], then: dict[str, str], now: dict
 
 
 class _Bench:
-    """Runs groups on lanes; keeps the tensors that segments begin with."""
+    """Runs groups on lanes, with a cache of the input tensors of segments."""
 
     def __init__(self, opened: dict[str, OpenedModel], profile: Profile, lanes: Sequence[Share]) -> None:
         self._opened = opened
@@ -231,7 +232,7 @@ class _Bench:
         return found
 
     def _partitions(self, group: Group) -> list[Share]:
-        """Neighbouring lanes for each member, as the sampler shared them out."""
+        """Adjacent lanes for each member, in the sampler's split."""
         lanes = iter(self._cores)
         made = []
         for member in group:

@@ -18,23 +18,23 @@ from cotenant.work import Work
 
 
 class OverlapModels:
-    """Predictors of groups as `cotenant profile --groups` fits them. Implements GroupModels."""
+    """Loads and saves predictors that `cotenant profile --groups` fits. Implements GroupModels."""
 
     def load(self, root: Path, profile: Profile, quantile: float) -> OverlapPredictor:
-        """The predictor of a repository. Raises CotenantError with what to do when there is none."""
+        """The predictor of a repository. Raises CotenantError with the command that makes one."""
         return load_overlap(root, profile, quantile=quantile)
 
     def keep(self, folder: Path, fitted: FittedGroups) -> None:
-        """Keep a predictor of this technique in a folder."""
+        """Save a predictor of this technique in a folder, under its key."""
         if isinstance(fitted, OverlapPredictor):
             keep_overlap(folder, fitted)
 
     def find(self, folder: Path, key: str, quantile: float) -> OverlapPredictor:
-        """What `keep` has written under a key. Raises OverlapFileError when it is not there."""
+        """Read a predictor by its key. Raises OverlapFileError when there is none."""
         return find_overlap(folder, key, quantile)
 
     def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
-        """What is predicted of each pair of tenants; see `pair_latencies`."""
+        """Predicted latencies of each pair of tenants: see `pair_latencies`."""
         return pair_latencies(cast(OverlapPredictor, fitted), profile, cores)
 
 
@@ -42,7 +42,7 @@ MODELS = OverlapModels()
 
 
 def pair_latencies(fitted: OverlapPredictor, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
-    """What is predicted of each pair of tenants, at the median: one row each at the first shape, `cores` cores each."""
+    """Predicted median latency of each pair of tenants: one row each at the first shape, `cores` cores each."""
     median = fitted.at(0.5)
     models = {name: LatencyModel(model.table("p50")) for name, model in profile.models.items()}
     found: dict[tuple[str, str], PairLatency] = {}

@@ -1,4 +1,4 @@
-"""What a search for a group comes to: the group, and until when it can start."""
+"""The result of a search for a group."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cotenant.work import Share
 
 
 class Choice(NamedTuple):
-    """A group to start, and the last moment at which it can start with its prediction holding. `longest_ns` is as in
-    GroupBasis."""
+    """A group to start. `latest_ns` is the last start at which its prediction meets the deadlines. `longest_ns` is as
+    in GroupBasis."""
 
     group: Group
     jobs: tuple[GroupJob, ...]
@@ -23,9 +23,9 @@ class Choice(NamedTuple):
     longest_ns: int
 
     def starts(self, number: int, after: tuple[int, ...] = (), *, ahead: bool = False) -> tuple[Start, ...]:
-        """What the engine is told of it, to start when the launches `after` have ended.
+        """The starts of the group, behind the launches `after`.
 
-        `number` is that of its first launch; `ahead` says that it was chosen before the group before it had ended.
+        `number` is that of its first launch; `ahead` says that the group was chosen while the one before ran.
         """
         latency, basis = self.latency_ns, GroupBasis(number, ahead, self.longest_ns)
         return tuple(
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
         )
 
     def is_there(self, snapshot: Snapshot) -> bool:
-        """Whether all that it is made of still waits where it was found."""
+        """Whether all its queries and batches still wait at the same position."""
         for job in self.jobs:
             if job.batch is not None:
                 if all(batch.id != job.batch or batch.next_unit != job.start for batch in snapshot.paused):

@@ -1,6 +1,6 @@
-"""The groups that a search is likely to ask the predictor for, so that they can be predicted before they are needed.
+"""The groups that a search is likely to request, so that their latencies are predicted before.
 
-A group that was never predicted costs a decision more than the rest of the search for it.
+A group that was never predicted costs a decision more than the rest of its search.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from cotenant.work import Work
 
 _Ranges = list[tuple[int, int]]
 _PAIRS = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (2, 2))
-"""Kinds of ranges (see `_ranges`) that meet in a group, the most frequent ones first."""
+"""Kinds of ranges (see `_ranges`) of the two members of a pair, in descending order of frequency."""
 
 
 def likely_groups(tenants: Sequence[Tenant], splits: Splits, ways: int, repeat: bool) -> Iterator[Group]:
     """Members alone on the whole device, then pairs, each once and with its members in ascending order.
 
-    Queries are taken to be single rows of the first declared shape. `ways` and `repeat` are as in `find_group`.
+    Queries have one row of the first declared shape. `ways` and `repeat` are as in `find_group`.
     """
     ranges = {tenant.name: _ranges(tenant.cuts, ways) for tenant in tenants}
     largest = max((tenant.max_batch for tenant in tenants), default=0)
-    # By size of the batch before tenant: a caller that takes only the first ones has some of everybody.
+    # By batch size, then tenant: the first groups cover all tenants.
     batches = [(tenant, rows) for rows in range(1, largest + 1) for tenant in tenants if rows <= tenant.max_batch]
     kinds = [
         [(tenant.name, rows, *span) for tenant, rows in batches for span in ranges[tenant.name][kind]]
@@ -51,7 +51,7 @@ def likely_groups(tenants: Sequence[Tenant], splits: Splits, ways: int, repeat: 
 
 
 def _ranges(cuts: tuple[int, ...], ways: int) -> list[_Ranges]:
-    """Units of a member: of the whole model, of its beginning, of what remains after a cut, and of parts of that."""
+    """Ranges of units of a member: the whole model, its start, the rest behind a cut, and segments of that rest."""
     units = cuts[-1]
     if not ways:
         return [[(0, units)], [], [], []]

@@ -1,8 +1,12 @@
-"""The search for a group: who runs beside the most urgent query, in which batch, up to which unit, on how many cores.
+"""Multi-way search for a group (Abacus, SC'21, section 6.3), with batching and splits of the lanes.
 
-Groups are judged by what they get done in their time: the time that the finished work would take query by query and
-alone, over the predicted latency of the group. Only groups that the predictor calls feasible are ever chosen; one of so
-many members that no such group was measured only where everybody would be in time though they ran in turn.
+1. Predict the leader alone in each batch size, and beside each of two partners in each split of the lanes.
+2. Cut the member that takes longest, or all members if the group would be late, at `ways` places.
+3. Keep the best feasible group. While it has all members so far, add a third, a fourth, ... in the same way.
+
+The rate of a group is its value over its predicted latency; the value is the time of its work query by query. Feasible:
+it is predicted to end by the latest end of all members. A number of members that was never measured must be feasible
+also if its members ran in turn.
 """
 
 from __future__ import annotations
@@ -21,23 +25,23 @@ from cotenant.techniques.overlap.policy.group_splits import Splits
 from cotenant.work import Share, Work
 
 _PARTNERS = 2
-"""Candidates that are tried beside a group: the most urgent ones, since the paper, too, adds in that order."""
+"""Candidates that are tried beside a group: the most urgent ones, the paper's order."""
 _MOST_TRIALS = 6
-"""Groups that are tried before cuts, for each number of members and each way to share the device among them."""
+"""Groups that are tried before cuts, for each number of members and each split."""
 _NEARLY = 0.9
-"""How much of the best group's rate a short one has to reach."""
+"""Least rate of a short group, as a share of the best rate, at which it is preferred."""
 _group_of, _headroom_of = itemgetter(0), itemgetter(1)
 _new = tuple.__new__  # what Member(...) does, in half the time
 
 
 _Trial = tuple[Group, tuple[GroupJob, ...], tuple[Share, ...], float, int, int, int]
-"""A group that is being tried: as the predictor sees it, its jobs, their shares of the device, what it gets done, when
-it has to end so that what remains of its jobs can be in time, and so that those behind its members can be, and the
-least headroom of the candidates that it leaves out. A plain tuple: most are looked at once and forgotten."""
+"""A group as a plain tuple, since most are dropped at once: the group as the predictor takes it, jobs, split, value,
+limits. The limits are the latest end for its jobs, the latest end for the queries behind them, and the least headroom
+of the other candidates."""
 
 
 class _Judged(NamedTuple):
-    """The best of some trials, with its prediction."""
+    """The best of some trials, with its predicted latency."""
 
     trial: _Trial
     latency_ns: int
@@ -52,16 +56,16 @@ def find_group(
     short_ns: int,
     repeat: bool,
 ) -> Choice:
-    """The best feasible group led by the first candidate, which comes first in urgency. `ways` 0 forbids cuts.
+    """The best feasible group led by the first candidate, the most urgent one. `ways` 0 forbids cuts.
 
-    Members are added one by one, the best first; then members are tried cut at `ways` places, and all of them where
-    they would take longer than `short_ns`. With `repeat` a tenant may have several members. Where even the leader
-    alone is not feasible it runs alone, in its smallest batch.
+    Members are added one by one, the best first. Groups longer than `short_ns` are also tried with all members cut.
+    With `repeat` a tenant may have several members. If the leader alone is not feasible, it runs alone in its smallest
+    batch.
     """
     search = _Search(candidates, predictor, splits, begin_ns, short_ns, repeat)
     trials = alone = search.alone()
     most = len(splits.by_members)
-    if most > 1:  # a call of the predictor costs more than a few groups in it: leaders and pairs are predicted at once
+    if most > 1:  # one call for leaders and pairs: a call costs more than a few groups in it
         trials = alone + search.with_another(alone)
     latencies = search.predict(trials)
     best = search.best(trials, latencies, None)
@@ -83,7 +87,7 @@ def find_group(
 
 
 class _Search:
-    """Local state of one search."""
+    """State of one search."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class _Search:
             self._pressing = sorted(candidates, key=_headroom_of)
 
     def jobs(self, candidate: Candidate) -> tuple[GroupJob, ...]:
-        """The ways in which a candidate can join, whole; made when first asked for."""
+        """The uncut jobs that a candidate can contribute; made at first use."""
         tried = self._tried.get(candidate.first)
         if tried is None:
             leads = candidate is self._candidates[0]
@@ -117,18 +121,18 @@ class _Search:
         return tried[1]
 
     def alone(self) -> list[_Trial]:
-        """The first candidate by itself on the whole device, the smallest batch first."""
+        """The first candidate alone on the whole device, the smallest batch first."""
         leader, (split,) = self._candidates[0], self._splits[0]
         left_ns = self._left_ns([leader.first])
         found: list[_Trial] = []
         for job in reversed(self.jobs(leader)):
-            _, tenant, _, _, items, shape, start, end, _, worth, latest, next_start = job
+            _, tenant, _, _, items, shape, start, end, _, value, latest, next_start = job
             member = _new(Member, (Work(tenant.name, shape, items, start, end), self._cores))
-            found.append(((member,), (job,), split, worth, latest, next_start, left_ns))
+            found.append(((member,), (job,), split, value, latest, next_start, left_ns))
         return found
 
     def with_another(self, bases: Sequence[_Trial]) -> list[_Trial]:
-        """Groups with one more member, whole: of one of the most urgent tenants, or other queries of one inside.
+        """Groups with one more uncut member: of one of the most urgent tenants, or other queries of a present one.
 
         The bases have members of the same candidates.
         """
@@ -138,8 +142,8 @@ class _Search:
         most = _MOST_TRIALS * len(splits)
         # Groups that leave the last share of their split to one more.
         begun = [
-            (split[-1].size, _resized(group, split), jobs, split, worth, latest, next_start)
-            for group, jobs, _, worth, latest, next_start, _ in reversed(bases)
+            (split[-1].size, _resized(group, split), jobs, split, value, latest, next_start)
+            for group, jobs, _, value, latest, next_start, _ in reversed(bases)
             for split in splits
         ]
         found: list[_Trial] = []
@@ -150,11 +154,11 @@ class _Search:
                 continue
             left_ns = self._left_ns([*numbers, candidate.first])
             for job in self.jobs(candidate):
-                _, tenant, _, _, items, shape, start, end, _, job_worth, job_latest, job_next = job
+                _, tenant, _, _, items, shape, start, end, _, job_value, job_latest, job_next = job
                 work = Work(tenant.name, shape, items, start, end)
                 last: Group = ()
                 last_size = 0
-                for size, group, jobs, split, worth, latest, next_start in begun:
+                for size, group, jobs, split, value, latest, next_start in begun:
                     if is_again and _share_queries(jobs, job):
                         continue
                     if size != last_size:
@@ -165,7 +169,7 @@ class _Search:
                             group + last,
                             (*jobs, job),
                             split,
-                            worth + job_worth,
+                            value + job_value,
                             latest if latest < job_latest else job_latest,
                             next_start if next_start < job_next else job_next,
                             left_ns,
@@ -177,7 +181,7 @@ class _Search:
         return found[:most]
 
     def _with_next(self, inside: Sequence[int]) -> Sequence[Candidate]:
-        """The first candidates, and what waits behind those inside in their queues, most urgent first."""
+        """The first candidates, and the next queries behind the present members, the most urgent first."""
         found = list(self._candidates[: len(inside) + _PARTNERS])
         members = [self._tried[first][0] for first in inside]
         last = {candidate.tenant: candidate for candidate in members if candidate.is_queue}
@@ -188,14 +192,14 @@ class _Search:
         return found
 
     def _left_ns(self, inside: list[int]) -> int:
-        """The least headroom of those who can be in time and are not among these candidates, by their first queries."""
+        """The least non-negative headroom of the candidates that are not in this list of first queries."""
         for candidate in self._pressing:
             if candidate.first not in inside and candidate.headroom_ns >= 0:
                 return candidate.headroom_ns
         return NEVER_NS
 
     def narrowed(self, trials: Sequence[_Trial], latencies: Sequence[int], alone: int, ways: int) -> list[_Trial]:
-        """Variants with cuts: of leaders alone that are too long, and of the most promising one of the wider groups.
+        """Cut variants of leaders alone that are too long, and of the wider group with the highest rate.
 
         The first `alone` trials are leaders alone.
         """
@@ -215,9 +219,9 @@ class _Search:
         return found
 
     def _cut(self, trial: _Trial, latency_ns: int, ways: int) -> list[_Trial]:
-        """A group with members cut at places spread over their units.
+        """The group with members cut at places spread over their units.
 
-        It is the longest that the others wait for; the others are cut, too, where all of them together are too late.
+        If the group is in time, only its longest member is cut, since all others wait for it.
         """
         group, jobs, _, _, latest_ns, _, _ = trial
         in_time = self._begin_ns + (self._longest_ns(group) or latency_ns) <= latest_ns
@@ -231,13 +235,13 @@ class _Search:
         return found
 
     def _longest(self, group: Group) -> int:
-        """Which member would take longest alone on its share."""
+        """The member with the longest latency alone on its share."""
         latency_ns = self._predictor.latency_ns
         alone = [latency_ns(*member) for member in group]
         return alone.index(max(alone))
 
     def _trimmed(self, trial: _Trial) -> list[_Trial]:
-        """A group that is too long with each member cut where it alone would become so; nothing if there is no cut."""
+        """The group with each member cut to the length of a short group; empty if no member can be cut."""
         made = trial
         for at, (job, share) in enumerate(zip(trial[1], trial[2], strict=True)):
             cut = self._trim(job, share.size)
@@ -246,9 +250,9 @@ class _Search:
         return [] if made is trial else [made]
 
     def _trim(self, job: GroupJob, cores: int) -> GroupJob | None:
-        """The job up to the last cut that it reaches within the time of a short group, the first one at least.
+        """The job up to the last cut within the time of a short group, but the first cut at least.
 
-        None when it is short enough, or cannot be cut.
+        None if the job is short enough or has no cut.
         """
         cuts, work = coarse(job.tenant.cuts), job.tenant.work(job.shape, job.items, job.start)
         latency_ns = self._predictor.latency_ns
@@ -264,45 +268,46 @@ class _Search:
         return self._cut_at(job, cuts[low])
 
     def _cut_at(self, job: GroupJob, end: int) -> GroupJob | None:
-        """The job up to unit `end` only; None when it would get nothing done, or is cut already."""
-        first, tenant, queries, batch, items, shape, start, units, remaining, worth, latest, next_start = job
+        """The job up to unit `end`; None if it then has no value, or is cut already."""
+        first, tenant, queries, batch, items, shape, start, units, remaining, value, latest, next_start = job
         if units != tenant.cuts[-1]:
             return None
         after = self._predictor.latency_ns(Work(tenant.name, shape, items, end, units), self._cores)
-        worth *= 1.0 - after / remaining
-        if worth <= 0.0:
+        value *= 1.0 - after / remaining
+        if value <= 0.0:
             return None
         latest -= after
         return _new(
-            GroupJob, (first, tenant, queries, batch, items, shape, start, end, remaining, worth, latest, next_start)
+            GroupJob, (first, tenant, queries, batch, items, shape, start, end, remaining, value, latest, next_start)
         )
 
     def predict(self, trials: Sequence[_Trial]) -> Sequence[int]:
-        """What the predictor says of them, all at once; never 0."""
+        """Predicted latencies of trials in ns, all in one call; never 0."""
         return self._predictor.group_ns(list(map(_group_of, trials))) if trials else ()
 
     def best(self, trials: Sequence[_Trial], latencies: Sequence[int], before: _Judged | None) -> _Judged:
-        """The feasible group that gets most done in its time, among these and the best one `before`.
+        """The feasible group with the highest rate, among these and the best one `before`.
 
-        Those that spare the others go before. A short one is preferred where it does nearly as well: cuts are not free,
-        but nor is what arrives meanwhile. Where none is feasible it is the one before, or else the first.
+        Groups that keep all other candidates in time go first. A short group is preferred if its rate is nearly as
+        high: cuts have a cost, but so has waiting of later arrivals. If none is feasible: the one before, or else the
+        first.
         """
         if self._unmeasured:
-            trials, latencies = self._sure(trials, latencies)
+            trials, latencies = self._safe(trials, latencies)
         if before is not None:
             trials, latencies = [before.trial, *trials], [before.latency_ns, *latencies]
         begin, short_ns = self._begin_ns, self._short_ns
         if max(latencies) <= short_ns:
-            short_ns = 0  # all are short: the best one is the best short one
+            short_ns = 0  # all are short
         best = short = trials[0], latencies[0]
         best_spares = short_spares = False
         highest = highest_short = -1.0
         for trial, latency in zip(trials, latencies, strict=True):
-            _, _, _, worth, latest, next_start, left = trial
+            _, _, _, value, latest, next_start, left = trial
             end = begin + latency
             if end > latest:
                 continue
-            rate = worth / latency
+            rate = value / latency
             spares_all = latency <= left and end <= next_start
             if rate > highest if spares_all is best_spares else spares_all:
                 best, best_spares, highest = (trial, latency), spares_all, rate
@@ -312,12 +317,11 @@ class _Search:
         return _new(_Judged, short if is_good else best)
 
     def _longest_ns(self, group: Group) -> int:
-        """What it takes at most where no group of so many members was measured; 0 where one was."""
+        """Upper bound on the time of a group with an unmeasured number of members; else 0."""
         return self._predictor.longest_ns([group])[0] if len(group) in self._unmeasured else 0
 
-    def _sure(self, trials: Sequence[_Trial], latencies: Sequence[int]) -> tuple[Sequence[_Trial], Sequence[int]]:
-        """Those of measured numbers of members, and those that keep nobody from being in time even if they take as long
-        as they can: no deadline hangs on what is merely believed."""
+    def _safe(self, trials: Sequence[_Trial], latencies: Sequence[int]) -> tuple[Sequence[_Trial], Sequence[int]]:
+        """The trials with measured numbers of members, and those that meet all deadlines even at their upper bound."""
         groups = [trial[0] for trial in trials if len(trial[0]) in self._unmeasured]
         if not groups:
             return trials, latencies
@@ -325,21 +329,21 @@ class _Search:
         kept = [
             at
             for at, trial in enumerate(trials)
-            if trial[0] not in longest or self._begin_ns + longest[trial[0]] <= self._due_ns(trial)
+            if trial[0] not in longest or self._begin_ns + longest[trial[0]] <= self._deadline_ns(trial)
         ]
         return [trials[at] for at in kept], [latencies[at] for at in kept]
 
-    def _due_ns(self, trial: _Trial) -> int:
-        """When a group has to end for everybody to be in time, whether inside, behind it or left out."""
+    def _deadline_ns(self, trial: _Trial) -> int:
+        """The latest end that keeps all queries in time: members, those behind them, and other candidates."""
         _, _, _, _, latest_ns, next_start_ns, left_ns = trial
         return min(latest_ns, next_start_ns, self._begin_ns + left_ns)
 
     def choice(self, chosen: _Judged) -> Choice:
-        """The group with the last moment at which it can start."""
+        """The group with its latest start."""
         latency, trial = chosen.latency_ns, chosen.trial
         group, jobs, split, _, latest_ns, _, _ = trial
         longest = self._longest_ns(group)
-        last = self._due_ns(trial) - longest if longest else latest_ns - latency
+        last = self._deadline_ns(trial) - longest if longest else latest_ns - latency
         return _new(Choice, (group, jobs, split, latency, max(self._begin_ns, last), longest))
 
 
@@ -349,8 +353,8 @@ def _resized(group: Group, split: tuple[Share, ...]) -> Group:
 
 
 def _with_cut(trial: _Trial, at: int, cut: GroupJob) -> _Trial:
-    """The trial with the job at one place cut: that has to end earlier then, since it is not done at its end."""
-    group, jobs, split, worth, latest, next_start, left_ns = trial
+    """The trial with one job cut: its latest end is earlier, since the rest of the job follows."""
+    group, jobs, split, value, latest, next_start, left_ns = trial
     work, size = group[at]
     member = _new(Member, (work.until(cut.end), size))
     cut_latest = cut.latest_ns
@@ -358,7 +362,7 @@ def _with_cut(trial: _Trial, at: int, cut: GroupJob) -> _Trial:
         (*group[:at], member, *group[at + 1 :]),
         (*jobs[:at], cut, *jobs[at + 1 :]),
         split,
-        worth - jobs[at].worth_ns + cut.worth_ns,
+        value - jobs[at].value_ns + cut.value_ns,
         cut_latest if cut_latest < latest else latest,
         next_start,
         left_ns,

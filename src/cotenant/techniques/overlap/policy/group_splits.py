@@ -1,4 +1,4 @@
-"""The ways to share the lanes of a device among the members of a group."""
+"""The splits of the lanes of a device among the members of a group."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import combinations, pairwise
 from cotenant.work import Share
 
 _MOST_SPLITS = 8
-"""Ways to share the device among a number of members."""
+"""Splits for each number of members at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The ways to share the lanes of a device: `by_members[m - 1]` are those among m members."""
+    """The splits of the lanes of a device: `by_members[m - 1]` are those for m members."""
 
     by_members: tuple[tuple[tuple[Share, ...], ...], ...]
     widest: int
@@ -24,7 +24,7 @@ class Splits:
 
     @classmethod
     def of(cls, lanes: tuple[Share, ...], members: int) -> Splits:
-        """Neighbouring lanes go together; of many ways the most even ones are kept."""
+        """The splits with adjacent lanes for each member; the most even ones if there are many."""
         splits = tuple(tuple(_splits(lanes, count)) for count in range(1, members + 1))
         sizes = [share.size for ways in splits for split in ways for share in split]
         return cls(splits, max(sizes), min(sizes))

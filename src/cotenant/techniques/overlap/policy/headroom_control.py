@@ -1,10 +1,14 @@
-"""Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
+"""Headroom-based query control for deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), extended.
 
-Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
-last launch of this one has ended. It is chosen before that, and may be handed to the device before. The query with the
-least headroom leads a group. What runs beside it, how many queries are merged, where a member is cut and how the cores
-are shared is chosen by what a group gets done in its time, among the groups that the predictor calls feasible. Where
-overlap gains nothing, groups of one member win: tenants that never gain from each other run in turn.
+A *group* is a set of launches of several tenants that start together; a predictor gives its latency. One decision:
+
+1. Compute the headroom of each candidate, `deadline - begin - predicted remaining time`. Shed those below 0.
+2. The candidate with the highest priority, then the least headroom, leads the group.
+3. Add members one by one; vary batches, cuts and the split of the lanes (`find_group`).
+4. Of the groups predicted to meet their deadlines, choose the one with the most value per time.
+5. While a group runs, choose the next one, and submit it to the device ahead of its start (pipelining, section 6.3).
+
+The paper varies partners and cuts only. Groups of one member win where overlap gains nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +35,20 @@ from cotenant.types import Tenant
 from cotenant.work import CPU
 
 MOST_MEMBERS = 4
-"""As many as the paper overlaps. The ways to share a device grow quickly with them."""
+"""Most members of a group, as in the paper. The number of splits of a device grows fast with them."""
 GPU_ENQUEUE_MS = 1.0
-"""Enough to be asked, to choose and to submit, and for a group that ends earlier than predicted."""
+"""Default of `enqueue_ms` on a GPU: time to decide and submit, with a reserve for groups that end early."""
 
 
 class _Ahead(Struct, frozen=True, gc=False):
-    """A group chosen while another one ran, to begin at `begin_ns`, and the queries that are beyond help by then."""
+    """A group chosen for `begin_ns` while another one ran, and the queries that are hopeless by then."""
 
     choice: Choice
     begin_ns: int
     drops: tuple[Drop, ...]
 
     def drops_at(self, snapshot: Snapshot) -> tuple[Drop, ...]:
-        """Those that are to be dropped now: none before the time for which they were found hopeless."""
+        """The queries to drop now; none before `begin_ns`, the time for which they are hopeless."""
         if not self.drops or snapshot.now_ns < self.begin_ns:
             return ()
         waiting = {query.id for queue in snapshot.queues.values() for query in queue.queries}
@@ -56,24 +60,20 @@ class _Ahead(Struct, frozen=True, gc=False):
 class Overlap(BasePolicy):
     """Groups of segments of several tenants, chosen by headroom.
 
-    `lanes`: smallest shares of the device; a member of a group gets one or several neighbouring ones.
-    `drop`: when waiting queries are given up.
-    `preempt`: cut members inside their models; else every batch runs to its end in one group.
-    `ways`: cuts of a member that are predicted at once in the search for the best one (the paper's m).
-    `members`: largest number of launches in a group; 0 stands for one per lane, and no more than MOST_MEMBERS.
-    `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
-    where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
-    last launch of a group only costs.
-    `enqueue_ms`: how long before the predicted end of the group that runs the next one is started, to wait on the
-    device for that end; 0: not before it. It has to be able to begin then with time to spare and to have no batch of
-    the group that runs. Given up for that: who arrives later cannot join it, and waits for what is left of one group
-    and for the next, which is to leave him enough of his slack therefore; it is not chosen anew when the one before
-    takes longer than predicted, and may be late then; and who is beyond help is told so at his deadline, since
-    decisions beside a running group drop nobody.
-    `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
-    `repeat`: whether a tenant may have several launches in a group, each of other queries.
-    `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
-    as far as cuts allow it.
+    - `lanes`: the smallest shares of the device; a member of a group gets one or several adjacent ones.
+    - `drop`: the rule by which waiting queries are shed.
+    - `preempt`: cut members inside their models; else every batch runs to its end in one group.
+    - `ways`: cuts of a member in one call of the predictor (m of the paper).
+    - `members`: most launches in a group; 0 for one per lane, up to MOST_MEMBERS.
+    - `barrier`: start launches in groups. Without it each lane is served by EDF, which is better where launches on
+      disjoint shares do not slow each other.
+    - `enqueue_ms`: time before the predicted end of the running group at which the next one is submitted; 0: not ahead.
+      A later query cannot join it. The group is not revised if the running one is late, and no query is dropped
+      meanwhile.
+    - `cautious`: without a barrier, as in ListPolicy.
+    - `repeat`: a tenant may have several launches in a group, of different queries.
+    - `stretch`: share of the least slack of a tenant (`SLO - latency alone`) within which a group ends, if cuts allow
+      it.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -92,7 +92,7 @@ class Overlap(BasePolicy):
 
     name: ClassVar[str] = "overlap"
     find: ClassVar[Callable[..., Choice]] = staticmethod(find_group)
-    """The search; another one of the same form may stand in its place, to be compared with it."""
+    """The search; benchmarks replace it by others with the same signature."""
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
@@ -111,9 +111,9 @@ class Overlap(BasePolicy):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
-        """What was left open: `barrier` as what was measured of pairs of models asks for it, `enqueue_ms` on a GPU.
+        """The open options: `barrier` by the measured pairs of models, `enqueue_ms` on a GPU.
 
-        There a launch can wait on the device for others, and does not wait for this process besides.
+        Launches on a GPU can wait for each other on the device, without this process.
         """
         found = {"barrier": needs_barrier(facts), **options}
         if found["barrier"] and facts.lanes[0].device != CPU:
@@ -125,7 +125,7 @@ class Overlap(BasePolicy):
         return int(self.enqueue_ms * 1e6)
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
-        """The groups that decisions are likely to ask the predictor for, see `group_likely`."""
+        """The groups that decisions are likely to request, see `group_likely`."""
         return likely_groups(tenants, self.splits, self.ways if self.preempt else 0, self.repeat)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
@@ -155,14 +155,13 @@ class Overlap(BasePolicy):
     def _choose(
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int
     ) -> tuple[Choice | None, tuple[Drop, ...]]:
-        """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
+        """The group to start at `begin_ns`, and the queries that are hopeless by then."""
         drops = self.drop is DropRule.HOPELESS
         candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.splits.widest, drops, predictor)
         if not candidates:
             return None, hopeless
         ways = self.ways if self.preempt else 0
-        # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
-        # Who arrives too late for the next one waits for what is left of this one besides: that, or as much again.
+        # A query that arrives during a group waits for its rest; one too late for an enqueued group waits for both.
         slack_ns = max(0, slack_ns - self._window_ns, slack_ns // 2)
         short_ns = int(slack_ns * self.stretch)
         return self.find(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless

@@ -1,4 +1,4 @@
-"""The groups that a predictor was fitted to, as far as it takes to say how many of them are near another one."""
+"""The measured groups of a predictor, and the number of them near another group."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cotenant.techniques.overlap.predict.overlap_features import MemberFeatures
 Ints = npt.NDArray[np.intp]
 Real = npt.NDArray[np.float64]
 _NEAR = 2.0
-"""How many times as long a near member may take alone. Chosen by hand: batches are measured at powers of two."""
+"""Largest ratio of solo times of near members. Chosen by hand: batches are measured at powers of two."""
 
 
 class MemberKey(NamedTuple):
-    """What is compared of a member: the number of its tenant (from 1 on; 0 for one that was in no group), the size of
-    its share, the time that it takes alone in ns, and its units [start, end)."""
+    """The compared facts of a member. `tenant` is its number (0 for an unseen one), `size` that of its share, and its
+    units are [start, end)."""
 
     tenant: float
     size: float
@@ -35,16 +35,15 @@ _Kind = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGroups:
-    """Measured groups: `lengths` has the members of each, `members` a row for each of these in turn, the values of
-    MemberKey, shape (sum of lengths, 5)."""
+    """Measured groups. `lengths` is the number of members of each. `members` has a row of MemberKey values for each
+    member, shape (sum of lengths, 5)."""
 
     lengths: Ints
     members: Real
     _kinds: dict[_Kind, tuple[list[float], list[tuple[MemberKey, ...]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The groups by tenants and sizes of their members, in ascending order of their first times; made when first asked
-    for."""
+    """Groups by tenants and share sizes, in ascending order of the first solo time; built at first use."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], tenants: Sequence[str], features: MemberFeatures) -> MeasuredGroups:
@@ -62,19 +61,21 @@ class MeasuredGroups:
 
     @property
     def sizes(self) -> frozenset[int]:
-        """Numbers of members of which there is a group."""
+        """Numbers of members with at least one measured group."""
         return frozenset(self.lengths.tolist())
 
     def without(self, tenants: Collection[int]) -> MeasuredGroups:
-        """Those without any of these tenants, by number: what was measured of them says nothing any more."""
+        """The groups without any of these tenants, by number; their measurements are outdated."""
         group_of = np.repeat(np.arange(len(self.lengths)), self.lengths)
         has = np.bincount(group_of, np.isin(self.members[:, 0], list(tenants)), len(self.lengths)) > 0
         return MeasuredGroups(self.lengths[~has], self.members[~has[group_of]])
 
     def near(self, members: Sequence[MemberKey]) -> int:
-        """How many are near a group of these members: their members and these can be paired off so that both of a pair
-        are of one tenant, on shares of one size, have units in common, and neither takes more than _NEAR times as long
-        alone as the other."""
+        """Number of measured groups near a group of these members.
+
+        Two groups are near if their members can be matched in pairs. Both of a pair have the same tenant and share
+        size, common units, and solo times within a factor of _NEAR.
+        """
         if not self._kinds:
             self._sort()
         mine = sorted(members)
@@ -82,7 +83,7 @@ class MeasuredGroups:
         known = self._kinds.get(kind)
         if known is None:
             return 0
-        # In ascending order of time alone: where these are not within the factor, no other way to pair off is.
+        # Sorted by solo time: if these pairs are not within the factor, no other matching is.
         times, groups = known
         is_distinct = len(set(kind)) == len(kind)
         first, found = mine[0].solo_ns, 0
@@ -128,7 +129,7 @@ def _are_near(one: MemberKey, other: MemberKey) -> bool:
 
 
 def _pair_off(mine: Sequence[MemberKey], theirs: Sequence[MemberKey]) -> bool:
-    """Whether each of mine has a near one of theirs to itself: augmenting paths (Kuhn, 1955)."""
+    """Whether a perfect matching of near members exists: augmenting paths (Kuhn, 1955)."""
     beside = [[at for at, other in enumerate(theirs) if _are_near(each, other)] for each in mine]
     taken: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
-"""The overlap-aware predictor: how long launches take that start together (Abacus, SC'21, section 5).
+"""The overlap-aware predictor: the latency of launches that start together (Abacus, SC'21, section 5).
 
-Fitted by `overlap_fit`; here is what serving needs. The vector of each member is computed once and looked up by the
-member afterwards, so that a group costs a sum, a maximum and two small products.
+`overlap_fit` fits it; this module serves it. The vector of each member is cached, so that a group costs a sum, a
+maximum and two small matrix products.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cotenant.work import CPU, Work
 
 Real = npt.NDArray[np.float64]
 _MEMORY = 1 << 15
-"""Members whose vectors are kept at most; some 15 MB."""
+"""Member vectors in the cache at most; about 15 MB."""
 _MANY = 16
-"""Groups from which on the last steps are quicker for all of them at once than one by one."""
+"""Number of groups from which the last layers run for all of them at once."""
 _MEDIAN = 0.5
 _FURTHEST = 3.0
-"""Logarithm of how far a median may be above what the members take in turn, or below what the longest takes alone. A
-fit to few groups can go astray by many orders for a member that is much shorter than the others."""
+"""Largest logarithm of a median over the sum of solo times, and of the longest solo time over a median. A fit to few
+groups can be wrong by orders of magnitude for very short members."""
 _LONGEST = 8
-"""Members of a group among which its parts are looked for: those that take longest alone. They have 254 parts."""
+"""Members of a group of which subgroups are formed, those with the longest solo times; they have 254 subgroups."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapModel:
-    """Everything that was fitted. `tenants` are those in the samples, whose weights are rows 1, 2, ... in this order.
+    """All fitted values. `tenants` are those in the samples; their weights are rows 1, 2, ... in this order.
 
-    `measured` are the groups of the samples, those for the margins among them. `fingerprint` names the device,
-    `digests` the models of the tenants, as the profile does.
+    `measured` are all groups of the samples, also those of the margins. `fingerprint` is the device, `digests` are the
+    models of the tenants, as in the profile.
     """
 
     weights: Weights
@@ -68,12 +68,15 @@ class OverlapModel:
 
 
 class OverlapPredictor:
-    """Predicts groups at `quantile`, times `factor`. See GroupPredictor; pure but for what it remembers of members.
+    """Predicts latencies of groups at `quantile`, times `factor`. Implements GroupPredictor; pure apart from its cache.
 
-    The quantile covers single runs of groups like the measured ones: the fitted median plus the split conformal margin
-    of held-out groups. Tenants that were in no sample are predicted from their profile, by weights fitted for members
-    whose tenant was hidden. A group of so many members that no such group was measured is believed to take as long as
-    its parts at least, and as long as its members in turn at most: see `bounds_ns`.
+    The quantile covers single runs of groups like the measured ones. It is the fitted median plus a split conformal
+    margin (Vovk et al.) from held-out groups, with the share s of `Margins.shares`:
+
+        quantile(group) = median(group) * (1 + s) + s * floor_ns
+
+    Unseen tenants are predicted from their profile, with weights fitted to members with a hidden tenant. An unmeasured
+    number of members is predicted within `bounds_ns`.
 
     Raises InvalidValueError for a quantile outside [0.5, 1) or a factor that is not positive.
     """
@@ -89,32 +92,32 @@ class OverlapPredictor:
         floor_ns = model.margins.floor_ns
         shares = model.margins.shares(quantile)
         self._raised_by = tuple((1.0 + share, share * floor_ns) for share in (shares[0], *shares))
-        """What a median is multiplied by, and what is added, to get the quantile, by number of members from 0."""
+        """Factor and summand of a median at the quantile, by number of members from 0."""
         self._raised_table = np.array(self._raised_by).T
         self._features = MemberFeatures(model.facts, model.scale_ns)
         self._solo = TablePredictor({each.name: each.table for each in model.facts})
         self._number = {name: number for number, name in enumerate(model.tenants, 1)}
         self.sizes = model.measured.sizes
-        """See FittedGroups."""
+        """Numbers of members with measured groups, as in FittedGroups."""
         self._no_gap = next(size for size in range(1, len(self.sizes) + 2) if size not in self.sizes) - 1
-        """Groups of up to so many members were measured, of each number."""
+        """Largest n such that each number of members from 1 to n was measured."""
         self._used = {name: value.astype(np.float64) for name, value in _effective(model).items()}
         self._width = self._used["b3"].size
         self._from_sum, self._from_largest, self._w4, self._w5 = _folded(self._used)
         self._from_logs = tuple((self._used["norms"] / np.array(NORMS)).tolist())
         self._rows: dict[Member, int] = {}
         # A row a member: vector, one, upper quantile alone, vector times weights, powers of the solo time. Row 0 is
-        # nobody.
+        # empty.
         self._table = np.zeros((1024, 2 * self._width + 4 + len(NORMS)))
         self._solo_known: dict[tuple[Work, int], int] = {}
 
     @property
     def key(self) -> str:
-        """Tells one fit from another, whatever quantile and factor."""
+        """Identity of the fit, whatever quantile and factor."""
         return self.model.key
 
     def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
-        """See Predictor: the profile's latency with the margin of groups of one."""
+        """The profile's latency with the margin of groups of one."""
         found = self._solo_known.get((work, size))
         if found is None:
             plain = self._solo.latency_ns(work, size)
@@ -124,7 +127,7 @@ class OverlapPredictor:
         return found
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
-        """See GroupPredictor. Raises CotenantError for a tenant without facts, InvalidValueError for an empty group."""
+        """Latencies in ns. Raises CotenantError for a tenant without facts, InvalidValueError for an empty group."""
         if not groups:
             return []
         sizes = list(map(len, groups))
@@ -133,19 +136,20 @@ class OverlapPredictor:
             raise InvalidValueError("overlap predictor", "group", (), "at least one member")
         answers = self._fitted_ns(groups, sizes, most)
         if most > self._no_gap:
-            doubtful = [at for at, size in enumerate(sizes) if size not in self.sizes]
-            bounds = self.bounds_ns([groups[at] for at in doubtful])
-            for at, (least, longest) in zip(doubtful, bounds, strict=True):
+            unmeasured = [at for at, size in enumerate(sizes) if size not in self.sizes]
+            bounds = self.bounds_ns([groups[at] for at in unmeasured])
+            for at, (least, longest) in zip(unmeasured, bounds, strict=True):
                 answers[at] = min(max(answers[at], least), longest)
         return answers
 
     def bounds_ns(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
-        """Of each group the least and the most time that can be derived from what was measured, at the quantile.
+        """Lower and upper bound on each group's time from smaller measured groups, at the quantile.
 
-        The least is that of its slowest part of measured size, or of its slowest member alone; the most is that of its
-        members in turn, each on its share, or the least where that is more: where parts of it were slower together
-        than in turn. What a member takes alone is predicted as a group of one, where such were measured and its tenant
-        was in them, else it is that of the profile. Raises as `group_ns` does.
+            lower = max(slowest subgroup of a measured size, slowest member alone)
+            upper = max(lower, sum of members alone)
+
+        A member alone is predicted as a group of one if its tenant was measured so, else from the profile. Raises as
+        `group_ns`.
         """
         if not all(groups):
             raise InvalidValueError("overlap predictor", "group", (), "at least one member")
@@ -164,18 +168,18 @@ class OverlapPredictor:
         return found
 
     def _parts(self, group: Group, alone: Mapping[Member, int]) -> list[Group]:
-        """The smaller groups of two or more of the members that take longest, of the sizes that were measured."""
+        """Subgroups of two or more of the longest members, of measured sizes."""
         longest = sorted(group, key=lambda member: -alone[member])[:_LONGEST]
         sizes = [size for size in range(2, len(group)) if size in self.sizes]
         return [part for size in sizes for part in combinations(longest, size)]
 
     def _all_fitted_ns(self, groups: Iterable[Group]) -> dict[Group, int]:
-        asked = list(dict.fromkeys(groups))
-        sizes = list(map(len, asked))
-        return dict(zip(asked, self._fitted_ns(asked, sizes, max(sizes)), strict=True)) if asked else {}
+        distinct = list(dict.fromkeys(groups))
+        sizes = list(map(len, distinct))
+        return dict(zip(distinct, self._fitted_ns(distinct, sizes, max(sizes)), strict=True)) if distinct else {}
 
     def _fitted_ns(self, groups: Sequence[Group], sizes: list[int], most: int) -> list[int]:
-        """What the network says, raised to the quantile; `most` is the largest of the sizes."""
+        """The network's medians, raised to the quantile; `most` is the largest size."""
         count = len(sizes)
         try:
             rows = self._rows_of(groups, most)
@@ -185,7 +189,7 @@ class OverlapPredictor:
         found = self._table.take(rows, 0)
         edge = self._width + 2
         largest, total = found[:count, :edge], found[:count, edge:]
-        for at in range(count, most * count, count):  # quicker than sums and maxima along an axis
+        for at in range(count, most * count, count):  # faster than sums and maxima along an axis
             slot = found[at : at + count]
             largest, total = np.maximum(largest, slot[:, :edge]), total + slot[:, edge:]
         if count >= _MANY:
@@ -200,7 +204,7 @@ class OverlapPredictor:
         return answers
 
     def _of_many(self, sizes: list[int], largest: Real, total: Real) -> list[int]:
-        """The last steps for all groups at once."""
+        """The last layers for all groups at once."""
         output, logs = self._outputs(largest[:, :-1], total)
         by_sum, by_second, by_fourth = self._from_logs
         log_sum, log_squares, log_fourths = logs.T
@@ -214,7 +218,7 @@ class OverlapPredictor:
         return answers
 
     def _rows_of(self, groups: Sequence[Group], most: int) -> list[int]:
-        """Rows of the members: the first one of every group, then the second ones, and so on; 0 where there is none."""
+        """Cache rows of members: the first of every group, then the second ones, and so on; 0 for none."""
         known = self._rows
         rows = [known[group[0]] for group in groups]
         for slot in range(1, most):
@@ -230,7 +234,7 @@ class OverlapPredictor:
         return OverlapPredictor(self.model, quantile, self.factor)
 
     def with_unseen(self, facts: Sequence[TenantFacts]) -> OverlapPredictor:
-        """The same predictor for these tenants, too, as ones that were in no sample: new ones, or changed models."""
+        """The same predictor with these tenants as unseen ones: new tenants, or changed models."""
         names = {each.name for each in facts}
         kept = tuple(each for each in self.model.facts if each.name not in names)
         tenants = tuple("" if name in names else name for name in self.model.tenants)
@@ -243,9 +247,9 @@ class OverlapPredictor:
         return tenant in self._number
 
     def near(self, group: Group) -> int:
-        """How many of the measured groups are near this one: see MeasuredGroups.near.
+        """Number of measured groups near this one: see MeasuredGroups.near.
 
-        Raises as `group_ns` does.
+        Raises as `group_ns`.
         """
         number, known = self._number, self._rows
         if any(member not in known for member in group):
@@ -267,34 +271,34 @@ class OverlapPredictor:
         return plain * times + more
 
     def _plain(self, largest: Real, total: Real) -> list[float]:
-        """Medians in ns from the largest vectors with their one, and the sums of vectors times weights and powers."""
-        # Number by number this is quicker for the few groups that are asked for at once as a rule.
+        """Medians in ns, from pooled vectors (`largest`, with a one) and pooled products and powers (`total`)."""
+        # Scalars are faster for the few groups of most calls.
         outputs, logs = self._outputs(largest, total)
         by_sum, by_second, by_fourth = self._from_logs
         scale = self.model.scale_ns
         medians = []
         for output, (log_sum, log_squares, log_fourths) in zip(outputs.tolist(), logs.tolist(), strict=True):
             found = output + (log_sum * by_sum + log_squares * by_second + log_fourths * by_fourth)
-            # Both bounds grow with every unit, row and member, as the output does.
+            # Both bounds are monotone in units, rows and members, as the output is.
             found = max(found, log_fourths / NORMS[-1] - _FURTHEST)
             medians.append(exp(min(found, log_sum + _FURTHEST)) * scale)
         return medians
 
     def _outputs(self, largest: Real, total: Real) -> tuple[Real, Real]:
-        """What the layers give for each group, and the logarithms of its sums of powers, shape (groups, 3)."""
-        # Calls of numpy are what this costs: `dot` takes a third of the time of `@` for matrices as small as these.
+        """Network output for each group, and logarithms of its sums of powers, shape (groups, 3)."""
+        # numpy calls dominate the cost: for such small matrices `dot` takes a third of the time of `@`.
         edge, half = self._width + 2, self._width // 2
         first = largest.dot(self._from_largest)
         first += total[:, :edge]
-        apart = first[:, -half:]
-        np.abs(apart, out=apart)
+        differences = first[:, -half:]
+        np.abs(differences, out=differences)
         second = first.dot(self._w4)
-        apart = second[:, -half:]
-        np.abs(apart, out=apart)
+        differences = second[:, -half:]
+        np.abs(differences, out=differences)
         return second.dot(self._w5), np.log(total[:, edge:])
 
     def _learn(self, groups: Sequence[Group]) -> None:
-        """Compute the vectors of members that are not known yet."""
+        """Compute and cache the vectors of new members."""
         new = [member for member in dict.fromkeys(chain.from_iterable(groups)) if member not in self._rows]
         if len(self._rows) + len(new) > _MEMORY:
             self._rows.clear()
@@ -303,9 +307,9 @@ class OverlapPredictor:
         begin = len(self._rows) + 1
         needed = begin + len(new)
         if needed > len(self._table):
-            grown = np.zeros((max(needed, 2 * len(self._table)), self._table.shape[1]))
-            grown[:begin] = self._table[:begin]
-            self._table = grown
+            larger = np.zeros((max(needed, 2 * len(self._table)), self._table.shape[1]))
+            larger[:begin] = self._table[:begin]
+            self._table = larger
         x = np.array(features)
         for at, member in enumerate(new):
             number = self._number.get(member.work.tenant, UNKNOWN)
@@ -322,18 +326,17 @@ class OverlapPredictor:
         row[edge : edge + edge] = vector.dot(self._from_sum)[0]
         row[edge + edge :] = [solo**power for power in NORMS]
         if self.quantile > _MEDIAN and self.model.monotone is not Monotone.NOTHING:
-            # A group is not faster than any of its members alone, also where groups of one need the wider margin.
+            # A group is not faster than any of its members alone, even if groups of one have a wider margin.
             row[width + 1] = self._raised(self._plain(row[None, : width + 1], row[None, edge:])[0], 1)
         return row
 
 
 def _folded(used: Mapping[str, Real]) -> tuple[Real, Real, Real, Real]:
-    """Weights of the trunk for as few steps as possible: those of a member's sum, of the largest, of layers 4 and 5.
+    """Weights of the trunk with the fewest operations: for a member's sum, for the maximum, for layers 4 and 5.
 
-    A layer sorts pairs of its values (a, b) and multiplies: max(a, b) and min(a, b) are (a + b +- |a - b|) / 2, so
-    weights that make sums and differences of pairs leave one magnitude to be taken. The trunk takes sum, maximum and
-    sum less maximum; the part of the sum is multiplied once a member. Values of the first layer: sums of pairs, what
-    skips the layers, one, differences; the one and what skips spare the sums with biases later on.
+    A layer sorts pairs (a, b): max and min are `(a + b +- |a - b|) / 2`. With weights for sums and differences of pairs
+    only one magnitude is left to compute. The trunk takes sum, maximum, and sum less maximum; the product with the sum
+    is cached by member. The columns of the first layer: sums of pairs, skip connection, one, differences.
     """
     width, half = used["b3"].size, used["b3"].size // 2
     into, bias = _of_pairs(used["w3"], used["b3"])
@@ -356,13 +359,13 @@ def _folded(used: Mapping[str, Real]) -> tuple[Real, Real, Real, Real]:
 
 
 def _of_pairs(weights: Real, biases: Real) -> tuple[Real, Real]:
-    """Weights and biases of the sums of neighbouring outputs, then of their differences."""
+    """Weights and biases of the sums of adjacent outputs, then of their differences."""
     even, odd, b_even, b_odd = weights[:, ::2], weights[:, 1::2], biases[::2], biases[1::2]
     return np.hstack([even + odd, even - odd]), np.concatenate([b_even + b_odd, b_even - b_odd])
 
 
 def _to_pairs(weights: Real) -> Real:
-    """Weights for sums and magnitudes of differences of pairs, from those for larger and smaller ones."""
+    """Weights for sums and magnitudes of differences of pairs, from those for maxima and minima."""
     return np.concatenate([weights[::2] + weights[1::2], weights[::2] - weights[1::2]]) / 2
 
 

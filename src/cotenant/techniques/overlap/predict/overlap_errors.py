@@ -1,4 +1,4 @@
-"""How wrong the overlap-aware predictor is on groups that a fit has not seen, from samples alone."""
+"""Error of the overlap-aware predictor on unseen groups, by cross-validation on samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnStep = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutErrors:
-    """Mean absolute percentage errors (MAPE) of medians, of all groups and by tenants together as (groups, MAPE).
+    """Mean absolute percentage errors (MAPE) of medians: of all groups, and by set of tenants as (groups, MAPE).
 
     `coverage_pct` is the share of single runs below the quantile `level`.
     """
@@ -42,7 +42,7 @@ def held_out(
     settings: FitSettings = QUICK,
     on_step: OnStep = lambda done, total, text: None,
 ) -> Iterator[tuple[list[GroupSample], OverlapPredictor]]:
-    """Five folds of the samples, each with a fit to all others. Raises InvalidValueError for too few samples."""
+    """Five folds of the samples, each with a fit to the other folds. Raises InvalidValueError for too few samples."""
     if len(samples) < 2 * FEWEST_SAMPLES:
         raise InvalidValueError("predictor report", "samples", len(samples), f"at least {2 * FEWEST_SAMPLES}")
     fold = np.random.default_rng(seed).permutation(len(samples)) % FOLDS

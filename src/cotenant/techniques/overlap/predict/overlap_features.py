@@ -1,4 +1,4 @@
-"""What the overlap-aware predictor knows of a member of a group: numbers that grow with its range and its rows."""
+"""Features of a member of a group: numbers that do not decrease with its units and rows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ RANGE_FEATURES = ("ends late", "begins early", "share", "last unit", "first unit
 COST_FEATURES = ("log MACs", "log bytes")
 ROW_FEATURES = ("log rows", "rows", "log solo of the whole")
 FREE_FEATURES = ("log cores", "log MACs a byte", "log solo over that at shape 0")
-GROWING = len(RANGE_FEATURES) + len(COST_FEATURES)
-"""Features that never fall when units or rows are added."""
-WIDTH = GROWING + len(ROW_FEATURES) + len(FREE_FEATURES)
+NONDECREASING = len(RANGE_FEATURES) + len(COST_FEATURES)
+"""Number of features that never fall when units or rows are added."""
+WIDTH = NONDECREASING + len(ROW_FEATURES) + len(FREE_FEATURES)
 _UNITS = 64.0
 _ROWS = 32.0
 _SHORTEST = -6.0
-"""Logarithm of the shortest solo time that is told apart, relative to the scale."""
+"""Logarithm of the shortest distinguishable solo time, relative to the scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantFacts:
-    """What is known of a tenant before any group is measured: its profile, and optionally its units' MACs and bytes.
+    """Facts of a tenant without measured groups: its profile, and optionally MACs and bytes of its units.
 
-    `macs` and `traffic_bytes` hold a number a unit for one row. Raises InvalidValueError when their lengths do not fit.
+    `macs` and `traffic_bytes` hold one number per unit for one row. Raises InvalidValueError when their lengths do not
+    fit.
     """
 
     name: str
@@ -49,7 +50,7 @@ class TenantFacts:
 
 
 class _Known:
-    """The facts of one tenant as sums from its first unit on."""
+    """The facts of one tenant as prefix sums over its units."""
 
     def __init__(self, facts: TenantFacts) -> None:
         self.facts = facts
@@ -67,7 +68,7 @@ class _Known:
         self._whole: dict[tuple[int, int, int], int] = {}
 
     def whole_ns(self, shape: int, items: int, cores: int) -> int:
-        """Solo latency of the whole model; never falls with more rows, which measured medians sometimes do."""
+        """Solo latency of the whole model; never falls with rows, unlike measured medians."""
         key = shape, items, cores
         found = self._whole.get(key)
         if found is None:
@@ -78,7 +79,7 @@ class _Known:
 
 
 class MemberFeatures:
-    """Turns members into rows of WIDTH numbers. `scale_ns` is the latency that counts as 1."""
+    """Computes features of members, rows of WIDTH numbers. `scale_ns` is the latency that counts as 1."""
 
     def __init__(self, facts: Sequence[TenantFacts], scale_ns: float) -> None:
         self.scale_ns = scale_ns
@@ -91,7 +92,7 @@ class MemberFeatures:
     def row(self, member: Member) -> tuple[list[float], float]:
         """Features of a member, and its solo time over the scale.
 
-        Raises CotenantError for a tenant without facts, InvalidValueError for a range outside its model or no rows.
+        Raises CotenantError for a tenant without facts, InvalidValueError for units outside its model or no rows.
         """
         work, cores = member
         tenant, shape, items, start, end = work.tenant, work.shape, work.items, work.start, work.end
@@ -104,7 +105,7 @@ class MemberFeatures:
         whole = known.whole_ns(shape, items, cores)
         share = known.work[end] - known.work[start]
         solo = max(whole * share / self.scale_ns, 1e-9)
-        growing = [
+        nondecreasing = [
             known.work[end],
             1.0 - known.work[start],
             share,
@@ -118,10 +119,10 @@ class MemberFeatures:
         ]
         by_rows = [log(items) / 3, items / _ROWS, log(whole / self.scale_ns) / 2]
         free = [log(cores) / 2, known.intensity, log(whole / known.whole_ns(0, items, cores))]
-        return growing + by_rows + free, solo
+        return nondecreasing + by_rows + free, solo
 
     def solo_ns(self, member: Member) -> float:
-        """Solo time of a member by its profile: the share of its units in the latency of the whole."""
+        """Solo time of a member by its profile: the latency of the model times the share of its units."""
         return self.row(member)[1] * self.scale_ns
 
     def _of(self, tenant: str) -> _Known:
@@ -136,9 +137,9 @@ def paper_features(
 ) -> npt.NDArray[np.float64]:
     """The input of Abacus (SC'21, section 5.3), shape (groups, tenants + 4 slots).
 
-    A bitmap of the tenants, then start, end, batch and sequence length per member. Members stand in the one order of
-    `order`: a network that meets them in another order than in training is off by 18 % on average, which is what
-    filling the slots by deadline did to the published system. `lengths` gives the sequence length by shape.
+    A bitmap of the tenants, then start, end, batch and sequence length per member. Members are in the order of `order`,
+    as in training. The published system fills slots by deadline, another order, which raises its error. `lengths` gives
+    the sequence length by shape.
 
     Raises InvalidValueError for a group with more than `slots` members.
     """
@@ -157,5 +158,5 @@ def paper_features(
 
 
 def scale_of(latencies_ns: Sequence[float]) -> float:
-    """The geometric mean of latencies: what counts as 1."""
+    """The geometric mean of latencies, which counts as 1."""
     return exp(sum(log(value) for value in latencies_ns) / len(latencies_ns))

@@ -1,4 +1,4 @@
-"""The fitted predictor as a data file: arrays and one JSON text in an npz archive, nothing that could run."""
+"""The fitted predictor as a data file: arrays and one JSON text in an npz archive, without executable content."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _META = "meta"
 
 
 class OverlapFileError(CotenantError):
-    """A file of a fitted predictor cannot be used: names the file and what was expected."""
+    """A file of a fitted predictor cannot be used. The message names the file and the expected content."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """All of an OverlapModel but its weights and what was measured."""
+    """An OverlapModel without its weights and measured groups."""
 
     monotone: Monotone
     scale_ns: float
@@ -44,19 +44,19 @@ class _Meta:
 
 
 def keep_overlap(folder: Path, predictor: OverlapPredictor) -> None:
-    """Write a predictor under its key, for the replay of traces that were decided with it; what is there stays."""
+    """Write a predictor under its key, for the replay of traces; an existing file stays."""
     path = folder / f"overlap-{predictor.key}.npz"
     if not path.exists():
         save_overlap(path, predictor)
 
 
 def find_overlap(folder: Path, key: str, quantile: float) -> OverlapPredictor:
-    """Read what `keep_overlap` wrote. Raises OverlapFileError when it is not there."""
+    """Read a predictor by its key. Raises OverlapFileError when there is none."""
     return read_overlap(folder / f"overlap-{key}.npz", quantile)
 
 
 def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
-    """Write the fitted model; quantile and factor are chosen by whoever loads it. A reader never sees half a file."""
+    """Write the fitted model atomically; quantile and factor are chosen when it is loaded."""
     model = predictor.model
     meta = msgspec.convert(model, _Meta, from_attributes=True)
     arrays: dict[str, Any] = {f"w_{name}": each for name, each in model.weights.items()}
@@ -68,7 +68,7 @@ def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
 
 
 def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:
-    """Read what `save_overlap` wrote. Raises OverlapFileError when it is not that, or does not fit together."""
+    """Read a file of `save_overlap`. Raises OverlapFileError for other or inconsistent content."""
     try:
         content = read_bytes(path, OverlapFileError, "make it with 'cotenant profile --groups'")
         with np.load(BytesIO(content), allow_pickle=False) as stored:

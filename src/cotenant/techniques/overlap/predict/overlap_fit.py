@@ -1,4 +1,4 @@
-"""Fitting the overlap-aware predictor to measured groups: weights by gradient descent, margins on held-out groups."""
+"""The fit of the overlap-aware predictor: weights by gradient descent, margins from held-out groups."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _TENANT_WEIGHTS = ("w1", "b1", "w2", "b2")
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """How to fit. `steps` of `batch` groups at most, and no more than `passes` over the samples.
+    """Settings of the fit: `steps` of up to `batch` groups, and at most `passes` over the samples.
 
-    `width` is that of the layers (even). The loss is that of the median in the logarithm of latency, rounded off within
-    `smooth`. `held_out` is the share of groups that only the margins see.
+    `width` is that of the layers (even). The loss is the absolute error of log latency, quadratic within `smooth`
+    (Huber). `held_out` is the share of groups for the margins only.
     """
 
     width: int = 48
@@ -63,7 +63,7 @@ def fit_overlap(
 ) -> OverlapPredictor:
     """Fit a predictor; equal arguments give equal predictors. `facts` may name tenants that no sample has.
 
-    `on_step` is told (steps done, steps in all). Raises InvalidValueError for fewer than FEWEST_SAMPLES samples,
+    `on_step` receives (steps done, steps in all). Raises InvalidValueError for fewer than FEWEST_SAMPLES samples,
     CotenantError for a sample of a tenant without facts.
     """
     if len(samples) < FEWEST_SAMPLES:
@@ -86,13 +86,13 @@ def fit_overlap(
     hidden = min(settings.hidden_steps, steps)
     total = steps + hidden
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if on_step is not None and (done % 100 == 0 or done == total):
             on_step(done, total)
 
-    _descend(net, batch, target, settings, steps, rng, tuple(net.weights), False, tell)
+    _descend(net, batch, target, settings, steps, rng, tuple(net.weights), False, report)
     _start_unknown(net.weights)
-    _descend(net, batch, target, settings, hidden, rng, _TENANT_WEIGHTS, True, lambda done: tell(steps + done))
+    _descend(net, batch, target, settings, hidden, rng, _TENANT_WEIGHTS, True, lambda done: report(steps + done))
     nothing = Margins(0.0, ((0.0,),), (1,))
     measured = MeasuredGroups.of([sample.members for sample in samples], tenants, features)
     model = OverlapModel(
@@ -103,7 +103,7 @@ def fit_overlap(
 
 
 def calibrated(model: OverlapModel, held_out: Sequence[GroupSample]) -> OverlapModel:
-    """The model with margins from these groups, which its weights must not have seen."""
+    """The model with margins from these groups, which were not used to fit the weights."""
     predicted = OverlapPredictor(replace(model, margins=Margins(0.0, ((0.0,),), (1,)))).group_ns(
         [sample.members for sample in held_out]
     )
@@ -113,7 +113,7 @@ def calibrated(model: OverlapModel, held_out: Sequence[GroupSample]) -> OverlapM
 
 
 def to_batch(groups: Sequence[Group], features: MemberFeatures, tenants: Sequence[str]) -> GroupArrays:
-    """Groups as the network takes them; tenants that are not in `tenants` count as unknown."""
+    """Groups as arrays for the network; tenants outside `tenants` count as unknown."""
     number = {name: at for at, name in enumerate(tenants, 1)}
     slots = max(len(group) for group in groups)
     x = np.zeros((len(groups), slots, WIDTH), np.float32)
@@ -141,9 +141,10 @@ def _descend(
     rng: np.random.Generator,
     names: tuple[str, ...],
     hide: bool,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> None:
-    """Adam with a cosine rate. With `hide` some members lose their tenant, and only UNKNOWN's weights move."""
+    """Adam with a cosine learning rate. With `hide` random members lose their tenant, and only the weights of UNKNOWN
+    change."""
     count = len(target)
     size = _batch_size(settings, count)
     mean = {name: np.zeros_like(net.weights[name]) for name in names}
@@ -175,11 +176,11 @@ def _descend(
             square[name] += 0.005 * (grad * grad - square[name])
             scaled = mean[name] / (1 - 0.9**step) / (np.sqrt(square[name] / (1 - 0.995**step)) + 1e-8)
             net.weights[name] -= np.float32(rate) * scaled
-        tell(step)
+        report(step)
 
 
 def _start_unknown(weights: Weights) -> None:
-    """Begin the weights for unknown tenants at the mean magnitude of the others'."""
+    """Initialise the weights of unknown tenants by the mean magnitude of the known ones."""
     for name in _TENANT_WEIGHTS:
         known = weights[name][UNKNOWN + 1 :]
         weights[name][UNKNOWN] = np.abs(known).mean(0) if name.startswith("w") else known.mean(0)

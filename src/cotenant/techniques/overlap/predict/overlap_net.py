@@ -1,9 +1,11 @@
 """A network that is monotone by construction: more units, more rows or one more member never lower its output.
 
-Each member becomes a vector of non-negative numbers, which grow with its features through weights that are not
-negative. Sum, maximum, and sum less maximum over the members grow with each member; a trunk with weights that are not
-negative turns them into the logarithm of the group's latency. Activations sort pairs of values (GroupSort): maximum and
-minimum give such a network convex and concave pieces, which ReLU alone cannot (Runje and Shankaranarayana, 2023).
+1. Each member becomes a vector of non-negative numbers, through non-negative weights for nondecreasing features.
+2. Sum, maximum, and sum less maximum over the members pool the vectors.
+3. A trunk with non-negative weights maps them to the logarithm of the group's latency.
+
+Activations sort pairs of values (GroupSort). Maximum and minimum give such a network convex and concave segments, which
+ReLU alone cannot (Runje and Shankaranarayana, 2023).
 """
 
 from __future__ import annotations
@@ -16,34 +18,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cotenant.techniques.overlap.predict.overlap_features import GROWING, ROW_FEATURES, WIDTH, Floats
+from cotenant.techniques.overlap.predict.overlap_features import NONDECREASING, ROW_FEATURES, WIDTH, Floats
 
 Ints = npt.NDArray[np.intp]
 Reals = npt.NDArray[np.floating[Any]]
-"""float32 while fitting, float64 while serving, where rounding must not undo monotonicity."""
+"""float32 in the fit, float64 in serving, where rounding must not break monotonicity."""
 Weights = dict[str, Floats]
 UNKNOWN = 0
-"""Row of the weights for tenants that were in no sample."""
+"""Row of the weights for tenants in no sample."""
 NORMS = (1.0, 2.0, 4.0)
-"""The p of the p-norms over solo times that go straight to the output: between their sum and their maximum."""
+"""The p of the p-norms over solo times in the output: between their sum and their maximum."""
 _TRUNK = ("w3", "w4", "w5", "skip", "norms")
 
 
 class Monotone(StrEnum):
-    """In what predictions never fall."""
+    """The additions under which predictions never fall."""
 
     ALL = "all"
     """More units, more rows, another member."""
     UNITS = "units"
-    """More units, another member. Devices exist on which a larger batch is faster."""
+    """More units, another member. On some devices a larger batch is faster."""
     NOTHING = "nothing"
-    """For comparison, and where accuracy is all that counts."""
+    """None: for comparison, and for the least error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupArrays:
-    """Groups as arrays. `x`: (groups, slots, WIDTH), `tenant`: (groups, slots), -1 where there is no member,
-    `norms`: (groups, len(NORMS))."""
+    """Groups as arrays. `x`: (groups, slots, WIDTH). `tenant`: (groups, slots), -1 for no member. `norms`: (groups,
+    len(NORMS))."""
 
     x: Floats
     tenant: Ints
@@ -58,7 +60,7 @@ class GroupArrays:
 
 
 class Net:
-    """Weights and passes. `weights` hold raw values; those that must not be negative are used by their magnitude."""
+    """Weights, forward and backward pass. `weights` hold raw values; non-negative weights are their magnitudes."""
 
     def __init__(self, weights: Weights, monotone: Monotone) -> None:
         self.weights = weights
@@ -96,11 +98,11 @@ class Net:
             return dict(self.weights)
         bound = {name: np.abs(self.weights[name]) for name in ("w2", *_TRUNK)}
         free = self.weights["w1"].copy()
-        free[:, : self._grown()] = np.abs(free[:, : self._grown()])
+        free[:, : self._nondecreasing()] = np.abs(free[:, : self._nondecreasing()])
         return {**self.weights, **bound, "w1": free}
 
-    def _grown(self) -> int:
-        return GROWING + (len(ROW_FEATURES) if self.monotone is Monotone.ALL else 0)
+    def _nondecreasing(self) -> int:
+        return NONDECREASING + (len(ROW_FEATURES) if self.monotone is Monotone.ALL else 0)
 
     def forward(self, batch: GroupArrays) -> Floats:
         """Logarithm of the latency over the scale, shape (groups,)."""
@@ -117,7 +119,7 @@ class Net:
         return output
 
     def gradient(self, batch: GroupArrays, loss: Callable[[Floats], Floats]) -> Weights:
-        """Gradient of a loss, by the raw weights. `loss` turns outputs into its derivative by them, shape (groups,)."""
+        """Gradient of a loss by the raw weights. `loss` maps outputs to its derivative by them, shape (groups,)."""
         used = self.effective()
         groups, slots = batch.tenant.shape
         flat, x = batch.tenant.ravel(), batch.x.reshape(-1, WIDTH)
@@ -153,8 +155,8 @@ class Net:
         if self.monotone is not Monotone.NOTHING:
             for name in ("w2", *_TRUNK):
                 found[name] *= np.sign(self.weights[name])
-            grown = self._grown()
-            found["w1"][:, :grown] *= np.sign(self.weights["w1"][:, :grown])
+            nondecreasing = self._nondecreasing()
+            found["w1"][:, :nondecreasing] *= np.sign(self.weights["w1"][:, :nondecreasing])
         return found
 
 
@@ -165,7 +167,7 @@ def member_vectors(used: Mapping[str, Reals], tenant: int, x: Reals) -> Reals:
 
 
 def place_thresholds(net: Net, batch: GroupArrays, rng: np.random.Generator) -> None:
-    """Give every layer inputs of unit deviation and thresholds at random samples; weights alone would start bunched."""
+    """Initialise all layers from data: inputs of unit deviation, thresholds at random samples."""
     raw = net.weights
     flat, x = batch.tenant.ravel(), batch.x.reshape(-1, WIDTH)
     vectors = np.zeros((flat.size, raw["b2"].shape[1]), np.float32)
@@ -201,7 +203,7 @@ def place_thresholds(net: Net, batch: GroupArrays, rng: np.random.Generator) -> 
 
 
 def _pool(vectors: Floats) -> Floats:
-    """(groups, slots, width) to (groups, 3 width); absent members are zeros, and no vector is below."""
+    """(groups, slots, width) to (groups, 3 width); absent members are zeros, the least value of a vector."""
     total, largest = vectors.sum(1), vectors.max(1)
     return np.concatenate([total, largest, total - largest], axis=1)
 
@@ -246,7 +248,7 @@ def _activated(values: Floats) -> Floats:
 
 
 def _positive(values: Floats) -> tuple[Floats, Floats]:
-    """Activated values, and the slopes."""
+    """Activated values, and their derivatives."""
     half = values.shape[1] // 2
     made, slope = _activated(values), np.empty_like(values)
     slope[:, :half] = values[:, :half] > 0

@@ -1,4 +1,4 @@
-"""The maker of kernels: it writes them as C, and the compiler of this machine builds them."""
+"""The kernel generator: it writes C code, and the compiler of this machine builds it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
 from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 _ROUNDS, _LEAST_NS = 9, 200_000
-"""Measurements of each candidate, and how long each lasts at least."""
+"""Measurements of each candidate, and the least time of each in ns."""
 _SEED = 1
 _TOLERANCE = 1e-4
-"""Of the largest number: candidates differ in the order of their sums alone."""
+"""Tolerance relative to the largest number: candidates differ in the order of their sums only."""
 
 
 class CKernel:
-    """Makes and measures candidates of a problem, drawn at random."""
+    """Builds and measures random candidates of a problem."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
 
     def build(self, problem: Problem, store: Store, effort: SearchEffort) -> list[KernelCandidate]:
-        """Candidates of a problem, built and kept in the store; those that it has are taken from it.
+        """Candidates of a problem, built and stored; stored ones are used again.
 
         After the deadline at most one is built. Raises CompileError when none can be.
         """
@@ -58,7 +58,7 @@ class CKernel:
         return built
 
     def make(self, problem: Problem, knobs: Knobs, store: Store) -> KernelCandidate:
-        """Build one kernel, unless it is there. Raises CompileError."""
+        """Build one kernel, unless it is stored. Raises CompileError."""
         text = text_of(problem, knobs, store.target)
         key = self._key(text, store)
         known = store.whole(key)
@@ -77,9 +77,9 @@ class CKernel:
         return made
 
     def measure(self, problem: Problem, store: Store, built: Sequence[KernelCandidate]) -> list[KernelCandidate]:
-        """The same with their times, which are kept: CPU time of one core in ns, lower quartile, taken in turn.
+        """The candidates with their times, stored: CPU time of one core in ns, lower quartile of interleaved runs.
 
-        Those whose results differ from the others' are left out. Raises CompileError when all results are NaN.
+        Candidates with other results than the first one are removed. Raises CompileError when all results are NaN.
         """
         runtime = store.runtime(lambda: self._compiler)
         trial = Trial(problem, store.target.lanes)
@@ -90,7 +90,7 @@ class CKernel:
             step = trial.step(address(store.load(each.library)))
             trial.out[...] = 0
             took = runtime.cpu_ns((KernelStep * 1)(step))[0]
-            if not np.isfinite(trial.out).all():  # of finite numbers: a NaN would be equal to anything below
+            if not np.isfinite(trial.out).all():  # inputs are finite; a NaN would pass the comparison below
                 continue
             if first is None:
                 first = trial.out.copy()
@@ -107,7 +107,7 @@ class CKernel:
         return [store.measured(each, int(ns)) for each, ns in zip(kept, times, strict=True)]
 
     def is_current(self, candidate: KernelCandidate, store: Store) -> bool:
-        """Whether it would be made like this again: by the same text, flags, compiler and processor."""
+        """Whether a build now would give the same key: same text, flags, compiler and processor."""
         return candidate.library.key == self._key(text_of(candidate.problem, candidate.knobs, store.target), store)
 
     def _key(self, text: str, store: Store) -> str:
@@ -115,6 +115,6 @@ class CKernel:
 
 
 def text_of(problem: Problem, knobs: Knobs, target: Target) -> str:
-    """The text of a kernel."""
+    """The C code of a kernel."""
     write = depthwise.source if problem.is_depthwise else dense.source
     return write(problem, knobs, target)

@@ -1,4 +1,4 @@
-"""The text of a kernel for a convolution whose filters read several channels, and for matrix products."""
+"""C code of kernels for convolutions (but depthwise ones) and matrix products."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.target import Target
 
 KERNEL = "kernel"
-"""Name of the function in every library. Its step: input, packed weights, packed bias, added tensor, output; images,
-and how far images lie apart in the input, the added tensor and the output."""
+"""Name of the function in every library. Pointers of its step: input, packed weights, packed bias, added tensor,
+output. Numbers: images, then the strides of images in the input, the added tensor and the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Strides:
-    """How far blocks, rows and columns lie apart, in numbers; `base` is where the first pixel lies."""
+    """Strides of blocks, rows and columns, in numbers; `base` is the offset of the first pixel."""
 
     base: int
     block: int
@@ -33,7 +33,7 @@ def _blocked(height: int, width: int, halo: int, lanes: int) -> _Strides:
 
 
 def input_strides(problem: Problem, lanes: int) -> _Strides:
-    """Of the input; `base` is where the padded input begins."""
+    """Strides of the input; `base` is the offset of the padded input."""
     halo, (top, left) = problem.in_halo, problem.pads[:2]
     if problem.pixels:
         row = (problem.width + 2 * halo) * problem.channels
@@ -43,14 +43,14 @@ def input_strides(problem: Problem, lanes: int) -> _Strides:
 
 
 def output_strides(problem: Problem, halo: int, lanes: int) -> _Strides:
-    """Of the output and of the added tensor."""
+    """Strides of the output and of the added tensor."""
     if problem.rows:
         return _Strides(0, lanes, 0, problem.filters)
     return _blocked(problem.out_height, problem.out_width, halo, lanes)
 
 
 def source(problem: Problem, knobs: Knobs, target: Target) -> str:
-    """The text of a library whose function `KERNEL` computes the problem in this way."""
+    """The text of a library with a function `KERNEL` that computes the problem with these knobs."""
     return _Dense(problem, knobs, target).text()
 
 
@@ -70,7 +70,7 @@ class _Dense:
         self.is_mixed = mixes_groups(problem, lanes)
         self.passes = self.span if self.is_mixed else min(knobs.pass_blocks or self.span, self.span)
         left = problem.channels % lanes if problem.groups == 1 and not problem.pixels else 0
-        self.left = left  # what fills up the last block is never read: it may be an infinity times 0
+        self.left = left  # padding of the last block is not read: it may be infinity times 0
         self.unroll = gcd(knobs.unroll, left) if left else knobs.unroll
         self.vector = "uvec" if problem.rows else "vec"
 
@@ -105,14 +105,14 @@ class _Dense:
         else:
             lines += init
         lines += self._sums(names, count, is_masked=False)
-        if self.is_mixed:  # a NaN may be an infinity of another group times 0: once more, with care
+        if self.is_mixed:  # a NaN may be infinity of another group times 0: repeat with masks
             is_nan = " | ".join(f"({name} != {name})" for name in names.values())
             lines += [f"  if (is_any({is_nan})) {{", *init, *self._sums(names, count, is_masked=True), "  }"]
         lines += [*self._end(names, count, is_cut), "}"]
         return "\n".join(line for line in lines if line) + "\n"
 
     def _sums(self, names: dict[tuple[int, int, int], str], count: int, *, is_masked: bool) -> list[str]:
-        """Loops over channels and taps; where masked, without the weights that stand for nothing."""
+        """Loops over channels and taps; with `is_masked` they skip weights of other groups."""
         down, right = self.problem.dilation
         return [
             "  for (long i = 0; i < blocks; i++) {",

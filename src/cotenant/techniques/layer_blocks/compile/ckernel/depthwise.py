@@ -1,4 +1,4 @@
-"""The text of a kernel for a convolution in which every channel has a filter of its own."""
+"""C code of kernels for depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.techniques.layer_blocks.compile.target import Target
 
 
 def source(problem: Problem, knobs: Knobs, target: Target) -> str:
-    """As `dense.source`. A tile is rows x columns of one block of channels; all taps are written out."""
+    """As `dense.source`. A tile is rows x columns of one block of channels; all taps are unrolled."""
     lanes, (high, wide), (down, right) = target.lanes, problem.kernel, problem.stride
     dilation = problem.dilation
     read = input_strides(problem, lanes)

@@ -1,8 +1,10 @@
-"""The text of steps without weights: changes of layout, pooling, sums, products, activations. Sizes come with the step.
+"""C code of steps without weights: layout changes, pooling, sums, products, activations. Sizes are in the step.
 
-Pointers of a step: 0 and 3 what is read, 4 what is written. Numbers: 0 images; 1, 2, 3 how far images lie apart in what
-pointers 0, 3 and 4 are; 4 blocks (or channels, where a plain tensor is read or written), 5 rows, 6 columns, 7 rim of
-pointer 0, 8 rim of pointer 4, 9 activation, 10 rim of pointer 3; from 11 on as each function says.
+Pointers of a step: 0 and 3 are inputs, 4 is the output. Numbers:
+
+- 0: images; 1, 2, 3: strides of images of pointers 0, 3 and 4
+- 4: blocks (or channels, for a plain tensor), 5: rows, 6: columns
+- 7, 8, 10: borders of pointers 0, 4 and 3; 9: activation; from 11 on as each function says
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ MOVES = (
     """\
 #define RANGE(total) const long all_ = (total), end_ = all_ * (part + 1) / parts; \\
   for (long t = all_ * part / parts; t < end_; t++)
-#define ROW(base, image, apart, block, rows, columns, rim, row) \\
-  ((float *)(base) + (image) * (apart) + (((block) * ((rows) + 2 * (rim)) + (row) + (rim)) * ((columns) + 2 * (rim)) \\
+#define ROW(base, image, stride, block, rows, columns, rim, row) \\
+  ((float *)(base) + (image) * (stride) + (((block) * ((rows) + 2 * (rim)) + (row) + (rim)) * ((columns) + 2 * (rim)) \\
     + (rim)) * V)
 
 static vec change(vec x, const step *s) {
@@ -76,7 +78,7 @@ void blocks_out(const step *s, long part, long parts) {
   }
 }
 
-/* Rows of numbers to blocks whose columns are the rows: 4 numbers of a row, 6 rows. */
+/* Rows of numbers to blocks, one column per row: 4 numbers of a row, 6 rows. */
 void rows_in(const step *s, long part, long parts) {
   const long K = s->n[4], M = s->n[6], B = (K + V - 1) / V;
   const long T = (M + 7) / 8;  /* eight rows at a time: lines of both sides are used whole while they are near */
@@ -121,7 +123,7 @@ static inline vec total(const float *first, long row, long y0, long y1, long x0,
 }
 
 /* 11, 12 rows and columns of the output; 13, 14 of the window; 15, 16 stride; 17, 18 padding above and before;
-   19: 0 the largest, NaN where one is there, 1 the mean of what is there, 2 the mean with the padding. */
+   19: 0 the maximum, NaN if there is one, 1 the mean without padding, 2 the mean with padding. */
 void pool(const step *s, long part, long parts) {
   const long B = s->n[4], H = s->n[5], W = s->n[6], OH = s->n[11], OW = s->n[12], row = (W + 2 * s->n[7]) * V;
   RANGE(s->n[0] * B * OH) {
@@ -199,4 +201,4 @@ void scale(const step *s, long part, long parts) {
 )
 
 NUMBER_OF = {kind: number for number, kind in enumerate(ACTIVATIONS)}
-"""What stands for an activation in a step without weights."""
+"""The number of an activation in a step without weights."""

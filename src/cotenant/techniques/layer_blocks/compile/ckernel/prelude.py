@@ -1,4 +1,4 @@
-"""What every kernel's text begins with: the step that it is called with, vectors, and activations of them."""
+"""The common start of all kernels: the step struct, vectors, and activations of vectors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cotenant.techniques.layer_blocks.compile.problem import Activation
 from cotenant.techniques.layer_blocks.compile.target import Target
 
 POINTERS, NUMBERS = 6, 20
-"""Of a step."""
+"""Pointers and numbers of a step."""
 
 STEP = f"""\
 typedef struct step step;
@@ -17,12 +17,11 @@ struct step {{
   float f[4];
 }};
 """
-"""One call of a kernel: what it reads and writes, and sizes that are not written into it. It does part `part` of
-`parts` of its tasks."""
+"""One call of a kernel: pointers, and sizes that are not in its code. It runs part `part` of `parts` of its tasks."""
 
 
 def head(target: Target) -> str:
-    """Vectors of the target: `vec`, `ivec`, and `uvec` that may lie anywhere."""
+    """Vector types of the target: `vec`, `ivec`, and `uvec` without alignment."""
     size = 4 * target.lanes
     return (
         f"#define V {target.lanes}\n"
@@ -80,11 +79,11 @@ static inline vec erfv(vec x) {
   return (vec)((((ivec)near & m) | ((ivec)far & ~m)) ^ sign);
 }
 """
-"""exp by powers of two and a polynomial (relative error 2e-7), and what follows from it (1e-6; erf 3e-7 absolute)."""
+"""exp by powers of two and a polynomial (relative error 2e-7), and functions of it (1e-6; erf 3e-7 absolute)."""
 
 
 def number(value: float) -> str:
-    """A finite number as C writes it."""
+    """A finite number in C."""
     return f"{float(value)!r}f"
 
 

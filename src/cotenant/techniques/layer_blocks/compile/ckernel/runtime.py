@@ -1,8 +1,8 @@
-"""The text of the library that every model needs: a team of threads that runs steps in turn, and steps without weights.
+"""C code of the runtime library: a team of threads that runs steps, and steps without weights.
 
-A block of steps is run by the thread that asks for it, and by one thread for each further core, pinned to it. Those
-come when they are awake, at the next step: nobody waits for them; so a block takes in more cores while it runs. Every
-step is divided into a share for each of them, and shares into pieces: who is done takes pieces of those who are late.
+The calling thread runs a block of steps, with one pinned thread for each further core. Those join at the next step once
+they run, and no thread waits for them: so a block can expand while it runs. Every step is divided into one share per
+thread, and shares into chunks: an idle thread takes chunks of slower threads (work stealing).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLOCKS = """\
 #define CORES 1024
 #define MOST 256
 #define SPINS 4000
-#define PIECES 4
+#define CHUNKS 4
 #define OVER (-1L)
 #if defined(__x86_64__)
 #define RELAX __builtin_ia32_pause()
@@ -47,13 +47,13 @@ typedef struct {
   const step *now;            /* the step that runs */
   _Atomic long turn;          /* counts steps from block to block, times CORES, plus the shares it has; or OVER */
   char far0[112];
-  _Atomic long done;          /* pieces of it that are done */
+  _Atomic long done;          /* chunks of it that are done */
   char far1[120];
   _Atomic long joined, left;  /* threads that came, and that went */
   _Atomic long lock, open;
   long count, called, came;
-  int who[MOST];
-  share shares[MOST + 1];     /* which piece of each share is next, with the count of the step above it */
+  int cores[MOST];
+  share shares[MOST + 1];     /* which chunk of each share is next, with the count of the step above it */
 } block;
 typedef struct {
   _Atomic int word;           /* what its thread sleeps on */
@@ -67,17 +67,17 @@ static void lock(block *b) { while (atomic_exchange(&b->lock, 1)) RELAX; }
 static void unlock(block *b) { atomic_store(&b->lock, 0); }
 static void wait_a_bit(long n) { if (n < SPINS) RELAX; else sched_yield(); }
 
-/* Do pieces of a step: those of one's own share, then those that others have not begun. */
+/* Run chunks of a step: those of the thread's own share, then those that others have not begun. */
 static void work(block *b, long turn, long rank) {
   const long parts = turn % CORES, count = turn / CORES;
   for (long k = 0; k < parts; k++) {
     const long at = (rank + k) % parts;
     _Atomic long *taken = &b->shares[at].taken;
     long seen = atomic_load(taken);
-    while (seen / CORES == count && seen % CORES < PIECES) {
+    while (seen / CORES == count && seen % CORES < CHUNKS) {
       if (!atomic_compare_exchange_weak(taken, &seen, seen + 1)) continue;
       const step *s = b->now;
-      s->run(s, at * PIECES + seen % CORES, parts * PIECES);
+      s->run(s, at * CHUNKS + seen % CORES, parts * CHUNKS);
       atomic_fetch_add_explicit(&b->done, 1, memory_order_release);
       seen = atomic_load(taken);
     }
@@ -136,7 +136,7 @@ long call_cores(block *b, const int *cores, long count) {
     }
     block *free = 0;
     if (!atomic_compare_exchange_strong(&h->job, &free, b)) continue;  /* another block waits for it */
-    b->who[b->called++] = cores[i];
+    b->cores[b->called++] = cores[i];
     atomic_fetch_add(&h->word, 1);
     syscall(SYS_futex, &h->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
   }
@@ -192,7 +192,7 @@ long run_block(block *b, const step *steps, long count, const int *cores, long o
     for (long k = 0; k < parts; k++) atomic_store(&b->shares[k].taken, b->count * CORES);
     atomic_store_explicit(&b->turn, b->count * CORES + parts, memory_order_release);
     work(b, b->count * CORES + parts, 0);
-    for (long n = 0; atomic_load_explicit(&b->done, memory_order_acquire) < parts * PIECES; n++) wait_a_bit(n);
+    for (long n = 0; atomic_load_explicit(&b->done, memory_order_acquire) < parts * CHUNKS; n++) wait_a_bit(n);
   }
   lock(b);
   atomic_store(&b->open, 0);
@@ -200,7 +200,7 @@ long run_block(block *b, const step *steps, long count, const int *cores, long o
   atomic_store_explicit(&b->turn, OVER, memory_order_release);
   for (long i = 0; i < b->called; i++) {
     block *mine = b;
-    if (!atomic_compare_exchange_strong(&helpers[b->who[i]].job, &mine, (block *)0)) b->came++;
+    if (!atomic_compare_exchange_strong(&helpers[b->cores[i]].job, &mine, (block *)0)) b->came++;
   }
   return refused ? refused : most;
 }

@@ -1,4 +1,4 @@
-"""Sets of models that start together, run for real by what would serve them: what plans come to on the device."""
+"""Trial runs of joint plans: a set of models runs on the device with the components of the server."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.served_models import ServedModel, serve_model
 from cotenant.techniques.granularity.joint_plan import JointPlan, cuts_of_all
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import ANSWERS, Query
 from cotenant.work import Share
 
 _LONG_NS = 10**12
-"""Until the deadlines of a rehearsal: nothing is too late for them."""
+"""Deadline of the queries of a trial run: none is late."""
 _WAIT_S = 120.0
+"""Longest wait for a set; a set that takes longer has failed."""
 EFFORT = Effort(budget_s=6.0, min_runs=7, max_runs=200, warm_up=2)
+"""Time limit and number of runs of a trial run."""
 
 
-class RehearsalError(CotenantError):
-    """A set could not be run, or gave other answers by a plan than without."""
+class TrialRunError(CotenantError):
+    """A set failed, or gave other answers with a plan than without."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """Medians in ns of the time from the arrival of a set to its last answer, from runs in turns. `plans_ns` has None
-    for plans that were not followed: their makespan was not predicted in time, or they stop where a model cannot."""
+class TrialRunTimes:
+    """Median times from the arrival of a set to its last answer, in ns, of interleaved runs. `plans_ns` is None for a
+    plan that the policy did not follow."""
 
     sequential_ns: int
     streams_ns: int
     plans_ns: tuple[int | None, ...]
 
 
-class Rehearsal:
-    """A set of models of a repository, loaded as a server would load them, for those plans alone. To be closed.
-
-    `batches` are the rows of each model, in their order. Raises what opening and loading the models does.
-    """
+class TrialRun:
+    """A set of models of a repository, loaded as a server loads them, with the cuts of these plans. To be closed.
+    `batches` are the rows of each model. Raises what loading the models raises."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class Rehearsal:
     ) -> None:
         self._open.close()
 
-    def run(self, effort: Effort = EFFORT) -> Rehearsed:
-        """Run the set one model after another on all cores, all at once, and by each plan, in turns.
+    def run(self, effort: Effort = EFFORT) -> TrialRunTimes:
+        """Run the set sequentially on all cores, all at once, and by each plan, in turns.
 
-        Raises RehearsalError where a run fails, or a plan gives other answers than there are without.
+        Raises TrialRunError when a run fails, or a plan gives other answers than no plan.
         """
         ways: list[Policy] = [Edf((self._whole,), DropRule.NONE, preempt=False), self._streams()]
-        ways += [Clustered(self._lanes, DropRule.NONE, preempt=False, joint_plans=(plan,)) for plan in self._plans]
+        ways += [JointSchedule(self._lanes, DropRule.NONE, preempt=False, joint_plans=(plan,)) for plan in self._plans]
         expected = self._once(ways[0])[1]
         followed = []
         for number, policy in enumerate(ways):
@@ -126,7 +126,7 @@ class Rehearsal:
                 samples[way].append(self._once(policy)[0])
         medians = [round(median(each[effort.warm_up :])) for each in samples]
         plans = (ns if is_followed else None for ns, is_followed in zip(medians[2:], followed[2:], strict=True))
-        return Rehearsed(medians[0], medians[1], tuple(plans))
+        return TrialRunTimes(medians[0], medians[1], tuple(plans))
 
     def _load(self, root: Path, model: str, rows: int, shares: tuple[Share, ...]) -> ServedModel:
         found = default_version(root, model)
@@ -155,7 +155,7 @@ class Rehearsal:
         )
 
     def _once(self, policy: Policy) -> tuple[int, dict[str, Tensors], int]:
-        """One run: the time that it took, the answers, and the launches that it was."""
+        """One run: its time in ns, the answers, and the number of launches."""
         self._driver.post(PolicyChanged(policy))
         answers: dict[str, Tensors] = {}
         left, ended = len(self._inputs), threading.Event()
@@ -177,28 +177,28 @@ class Rehearsal:
         def made(tenant: str, rows: int, number: int, now_ns: int) -> Query:
             return Query(number, tenant, now_ns, now_ns + _LONG_NS, items=rows)
 
-        asked = [
+        request = [
             (partial(made, tenant, rows), inputs, partial(done, tenant))
             for tenant, (rows, inputs) in self._inputs.items()
         ]
         began_ns = time.perf_counter_ns()
-        self._driver.submit_together(asked)
+        self._driver.submit_together(request)
         if not ended.wait(_WAIT_S):
-            raise RehearsalError(f"the set did not end within {_WAIT_S:g} s")
+            raise TrialRunError(f"the set did not end within {_WAIT_S:g} s; run again on a quiet machine")
         if fault:
-            raise RehearsalError(f"the set cannot be run: {fault}")
+            raise TrialRunError(f"the set cannot be run: {fault}")
         self._driver.wait_idle(_WAIT_S)
         return end_ns - began_ns, answers, self._count
 
 
 def _is_plain(plan: JointPlan) -> bool:
-    """Whether it is one launch for each member: of ranks alone."""
+    """Whether a plan is one launch for each member, with ranks alone."""
     return not (plan.barriers or plan.waits or plan.chunks)
 
 
 def check_answers(expected: Mapping[str, Tensors], answers: Mapping[str, Tensors]) -> None:
-    """Raises RehearsalError where a model gives another output than is expected, but for the rounding of kernels."""
+    """Raise TrialRunError if an output differs from the expected one by more than rounding."""
     for tenant, outputs in expected.items():
         for name, array in outputs.items():
             if not are_alike(array, answers[tenant][name], rtol=1e-3):
-                raise RehearsalError(f"{tenant}: output {name!r} is another one by a plan than without")
+                raise TrialRunError(f"{tenant}: output {name!r} differs between a joint plan and no plan")

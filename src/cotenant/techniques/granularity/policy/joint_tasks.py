@@ -1,4 +1,4 @@
-"""The strands of a plan for models that start together, and how they are laid on lanes."""
+"""The tasks of a joint plan, and list scheduling of them on lanes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cotenant.errors import InvalidValueError
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 
 _KNOWN = 256
-"""Plans of which the strands are remembered, each with those of its members that are there."""
+"""Plans (with their present members) of which the tasks are cached."""
 
 
-class Strand(NamedTuple):
-    """Units [start, end) of a member, for all of its rows or, in a chunk, for those from the first to before the last.
-    `after` are the numbers of the strands that have to end before it begins."""
+class JointTask(NamedTuple):
+    """Units [start, end) of a member, for all rows, or for `rows` [first, end) in a chunk. `after` are the numbers of
+    the tasks that have to end before it starts."""
 
     member: int
     start: int
@@ -25,78 +25,82 @@ class Strand(NamedTuple):
     after: tuple[int, ...]
 
 
-class Laid(NamedTuple):
-    """A strand on a lane, by their numbers, and from when to when it is predicted to run."""
+class ScheduledTask(NamedTuple):
+    """A task on a lane, by their numbers, with its predicted start and end."""
 
-    strand: int
+    task: int
     lane: int
     start_ns: int
     end_ns: int
 
 
 @lru_cache(maxsize=_KNOWN)
-def strands_of(plan: JointPlan, present: tuple[bool, ...]) -> tuple[Strand, ...]:
-    """The strands of those members that are there, each behind all that it comes after; absent ones bind nobody.
+def tasks_of(plan: JointPlan, present: tuple[bool, ...]) -> tuple[JointTask, ...]:
+    """The tasks of the present members, in topological order. Absent members delay no task.
 
-    Raises InvalidValueError when waits and barriers go in a circle.
+    Raises InvalidValueError when waits and barriers are circular.
     """
     cuts = [_cuts_of(plan, member, present) if is_there else [] for member, is_there in enumerate(present)]
-    found: list[Strand] = []
+    found: list[JointTask] = []
     ending: dict[tuple[int, int], list[int]] = {}
-    """By member and unit, the numbers of the strands that end there."""
+    """By member and unit, the numbers of the tasks that end there."""
     for member, edges in enumerate(cuts):
         rows_before: tuple[Chunk | None, list[int]] = None, []
         for start, end in pairwise(edges):
             chunk = _chunk_at(plan, member, start)
             numbers: list[int] = []
-            for part, rows in enumerate(_parts(chunk)):
+            for index, rows in enumerate(_chunk_rows(chunk)):
                 known, before = rows_before
-                own = before if known is not chunk or chunk is None else before[part : part + 1]
+                own = before if known is not chunk or chunk is None else before[index : index + 1]
                 numbers.append(len(found))
-                found.append(Strand(member, start, end, rows, tuple(own)))
+                found.append(JointTask(member, start, end, rows, tuple(own)))
             ending[member, end] = numbers
             rows_before = chunk, numbers
     made = []
-    for strand in found:
+    for task in found:
         others = [
             number
-            for member, unit in _waits_at(plan, strand.member, strand.start, present)
+            for member, unit in _waits_at(plan, task.member, task.start, present)
             for number in ending.get((member, unit), ())
         ]
-        made.append(strand._replace(after=tuple(sorted({*strand.after, *others}))))
+        made.append(task._replace(after=tuple(sorted({*task.after, *others}))))
     return _in_order(plan, made)
 
 
-def lay(
-    strands: Sequence[Strand],
+def list_schedule(
+    tasks: Sequence[JointTask],
     ranks: Sequence[int],
     times_ns: Sequence[Sequence[int]],
     free_ns: Sequence[int],
-) -> list[Laid]:
-    """Strands on lanes, in the order in which they begin: list scheduling.
+) -> list[ScheduledTask]:
+    """Place tasks on lanes by list scheduling; in order of start times.
 
-    `times_ns[strand][lane]` is what a strand takes, `free_ns[lane]` when a lane is free, `ranks` are by member. Who can
-    begin first goes first; of several the one of the lowest rank, then the one with most behind it. It gets the lane
-    where it ends first, its member's last one where that is no later.
+    `times_ns[task][lane]` is the predicted time of a task, `free_ns[lane]` when a lane is free; `ranks` are by member.
+
+    1. Of the ready tasks take the one with the least `max(ready, earliest free lane)`; ties: lowest rank, longest tail.
+    2. Place it on the lane with the least `max(ready, free) + time`; ties: the last lane of its member.
+    3. Repeat until no task is left.
+
+    The tail of a task is its longest path to the end of all (critical path priority).
     """
-    tails = _tails(strands, times_ns)
-    left = [len(strand.after) for strand in strands]
-    behind: list[list[int]] = [[] for _ in strands]
-    for number, strand in enumerate(strands):
-        for other in strand.after:
-            behind[other].append(number)
-    ready = [number for number, count in enumerate(left) if not count]
-    ready_ns = [0] * len(strands)
+    tails = _tails(tasks, times_ns)
+    missing = [len(task.after) for task in tasks]
+    followers: list[list[int]] = [[] for _ in tasks]
+    for number, task in enumerate(tasks):
+        for other in task.after:
+            followers[other].append(number)
+    ready = [number for number, count in enumerate(missing) if not count]
+    ready_ns = [0] * len(tasks)
     free, last_lane = list(free_ns), dict[int, int]()
-    made: list[Laid] = []
+    made: list[ScheduledTask] = []
     while ready:
-        opens = min(free)
+        earliest = min(free)
         number = min(
             ready,
-            key=lambda each: (max(ready_ns[each], opens), ranks[strands[each].member], -tails[each], each),
+            key=lambda each: (max(ready_ns[each], earliest), ranks[tasks[each].member], -tails[each], each),
         )
         ready.remove(number)
-        times, member, begin = times_ns[number], strands[number].member, ready_ns[number]
+        times, member, begin = times_ns[number], tasks[number].member, ready_ns[number]
         lane = min(
             range(len(free)),
             key=lambda each: (max(begin, free[each]) + times[each], last_lane.get(member) != each, each),
@@ -104,17 +108,17 @@ def lay(
         start = max(begin, free[lane])
         free[lane] = end = start + times[lane]
         last_lane[member] = lane
-        made.append(Laid(number, lane, start, end))
-        for other in behind[number]:
-            left[other] -= 1
+        made.append(ScheduledTask(number, lane, start, end))
+        for other in followers[number]:
+            missing[other] -= 1
             ready_ns[other] = max(ready_ns[other], end)
-            if not left[other]:
+            if not missing[other]:
                 ready.append(other)
     return made
 
 
 def _cuts_of(plan: JointPlan, member: int, present: Sequence[bool]) -> list[int]:
-    """Where a member that is there is left, from 0 to its end."""
+    """Units at which a present member is left, from 0 to its end."""
     units = plan.members[member].units
     places = {0, units}
     if sum(present) > 1:
@@ -134,8 +138,8 @@ def _chunk_at(plan: JointPlan, member: int, unit: int) -> Chunk | None:
     return next((each for each in plan.chunks if each.member == member and each.start <= unit < each.end), None)
 
 
-def _parts(chunk: Chunk | None) -> list[tuple[int, ...]]:
-    """The rows of each part, from the first to behind the last; one of all rows, which needs no words."""
+def _chunk_rows(chunk: Chunk | None) -> list[tuple[int, ...]]:
+    """Rows [first, end) of each chunk; one empty tuple for all rows."""
     if chunk is None:
         return [()]
     ends = [sum(chunk.rows[: at + 1]) for at in range(len(chunk.rows))]
@@ -143,7 +147,7 @@ def _parts(chunk: Chunk | None) -> list[tuple[int, ...]]:
 
 
 def _waits_at(plan: JointPlan, member: int, unit: int, present: Sequence[bool]) -> list[tuple[int, int]]:
-    """What has to have ended before a unit of a member: other members, each with the unit up to which."""
+    """Members that have to end units before this unit starts, each with its number of units."""
     found = [
         (other, barrier[other])
         for barrier in plan.barriers
@@ -159,33 +163,31 @@ def _waits_at(plan: JointPlan, member: int, unit: int, present: Sequence[bool]) 
     return found
 
 
-def _in_order(plan: JointPlan, strands: Sequence[Strand]) -> tuple[Strand, ...]:
-    """The same strands, renumbered so that each comes behind all that it waits for."""
+def _in_order(plan: JointPlan, tasks: Sequence[JointTask]) -> tuple[JointTask, ...]:
+    """The same tasks in topological order, with new numbers."""
     numbers: dict[int, int] = {}
-    while len(numbers) < len(strands):
+    while len(numbers) < len(tasks):
         free = [
             number
-            for number, strand in enumerate(strands)
-            if number not in numbers and all(other in numbers for other in strand.after)
+            for number, task in enumerate(tasks)
+            if number not in numbers and all(other in numbers for other in task.after)
         ]
         if not free:
             names = ", ".join(f"{each.model}:{each.batch}" for each in plan.members)
-            raise InvalidValueError(
-                f"joint plan of {names}", "waits", plan.waits, "members that do not wait in a circle"
-            )
+            raise InvalidValueError(f"joint plan of {names}", "waits", plan.waits, "no circular waits or barriers")
         for number in free:
             numbers[number] = len(numbers)
     return tuple(
-        strands[number]._replace(after=tuple(sorted(numbers[other] for other in strands[number].after)))
+        tasks[number]._replace(after=tuple(sorted(numbers[other] for other in tasks[number].after)))
         for number in numbers
     )
 
 
-def _tails(strands: Sequence[Strand], times_ns: Sequence[Sequence[int]]) -> list[int]:
-    """The longest way from the beginning of each strand to the end of all."""
+def _tails(tasks: Sequence[JointTask], times_ns: Sequence[Sequence[int]]) -> list[int]:
+    """Length of the longest path from the start of each task to the end of all."""
     tails = [min(times) for times in times_ns]
     own = list(tails)
-    for number in range(len(strands) - 1, -1, -1):
-        for other in strands[number].after:
+    for number in range(len(tasks) - 1, -1, -1):
+        for other in tasks[number].after:
             tails[other] = max(tails[other], own[other] + tails[number])
     return tails

@@ -17,7 +17,7 @@ from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import CORES, TWO_LANES, play
@@ -42,7 +42,7 @@ class Told:
     with what it waits for."""
 
     def __init__(
-        self, policy: Clustered, tenants: Sequence[Tenant] = tuple(TENANTS.values()), cores: Sequence[int] = CORES
+        self, policy: JointSchedule, tenants: Sequence[Tenant] = tuple(TENANTS.values()), cores: Sequence[int] = CORES
     ) -> None:
         self.engine = Engine(tenants, policy, BELIEVED, Machine.cpu(cores))
         self.count = 0
@@ -53,10 +53,10 @@ class Told:
         self.now = 0
         self.outcomes: dict[int, Outcome] = {}
 
-    def arrive(self, *asked: tuple[str, int, int], at: int = 0) -> None:
+    def arrive(self, *request: tuple[str, int, int], at: int = 0) -> None:
         """Queries of models, with rows and deadline, that come together."""
         self.now = at
-        for left, (model, items, deadline) in zip(range(len(asked) - 1, -1, -1), asked, strict=True):
+        for left, (model, items, deadline) in zip(range(len(request) - 1, -1, -1), request, strict=True):
             query = Query(self.count, model, at, deadline, items=items)
             self.count += 1
             self.tell(QueryArrived(query, more=left > 0))
@@ -87,7 +87,7 @@ class Told:
 
 
 def test_a_set_that_is_there_together_starts_by_its_plan_in_one_decision() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, 900))
     assert told.story == [
         (0, "a", (0, 2), (0, 2), (0,), ()),
@@ -109,18 +109,18 @@ def test_a_set_that_is_there_together_starts_by_its_plan_in_one_decision() -> No
 
 
 def test_without_the_others_or_with_other_rows_it_is_edf() -> None:
-    for asked in ([("a", 4, 900)], [("a", 3, 900), ("b", 1, 900)], [("b", 1, 900), ("c", 1, 900)]):
-        told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
-        told.arrive(*asked)
+    for request in ([("a", 4, 900)], [("a", 3, 900), ("b", 1, 900)], [("b", 1, 900), ("c", 1, 900)]):
+        told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
+        told.arrive(*request)
         assert [(start, end) for _, _, (start, end), *_ in told.story] == [
-            (0, TENANTS[model].unit_count) for model, *_ in asked
+            (0, TENANTS[model].unit_count) for model, *_ in request
         ]
         assert all(each.after == () for each in told.launches.values())
 
 
 def test_queries_of_a_member_that_may_be_merged_make_its_rows_together() -> None:
     plan = JointPlan(PLAN.members, chunks=(Chunk(0, 0, 4, (2, 2)),))
-    told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(plan,)))
     told.arrive(("a", 1, 900), ("a", 2, 900), ("b", 1, 900), ("a", 2, 900), ("a", 1, 900))
     assert told.launches[0].queries == (0, 1, 4)
     assert len(told.launches) == 3
@@ -129,7 +129,7 @@ def test_queries_of_a_member_that_may_be_merged_make_its_rows_together() -> None
 
 def test_absent_members_are_empty_where_two_are_there() -> None:
     plan = JointPlan((*PLAN.members, JointMember("c", 1, 1)), waits=(Wait(1, 1, 2, 1), Wait(2, 0, 0, 2)))
-    told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(plan,)))
     told.arrive(("a", 4, 900), ("c", 1, 900))
     assert [(model, units, after) for _, model, units, _, _, after in told.story] == [
         ("a", (0, 2), ()),
@@ -140,18 +140,18 @@ def test_absent_members_are_empty_where_two_are_there() -> None:
 
 def test_the_plan_of_most_who_are_there_is_followed() -> None:
     wide = JointPlan((*PLAN.members, JointMember("c", 1, 1)), waits=(Wait(2, 0, 0, 2),))
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN, wide)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN, wide)))
     told.arrive(("a", 4, 900), ("b", 1, 900), ("c", 1, 900))
     assert [model for _, model, *_ in told.story].count("c") == 1
     assert not any(each.work.rows for each in told.launches.values())
-    told = Told(Clustered(TWO_LANES, joint_plans=(wide, PLAN)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(wide, PLAN)))
     told.arrive(("a", 4, 900), ("b", 1, 900))
     assert not any(each.work.rows for each in told.launches.values()), "of two that are alike the first"
 
 
 def test_one_model_alone_may_have_a_plan_of_chunks() -> None:
     plan = JointPlan((JointMember("a", 4, 4),), chunks=(Chunk(0, 0, 3, (2, 2)),))
-    told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(plan,)))
     told.arrive(("a", 4, 900))
     assert [(rows, cores, after) for *_, rows, cores, after in told.story] == [
         ((0, 2), (0,), ()),
@@ -161,7 +161,7 @@ def test_one_model_alone_may_have_a_plan_of_chunks() -> None:
 
 
 def test_a_busy_lane_is_planned_on_behind_what_runs_there() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("c", 1, 900))
     told.arrive(("a", 4, 900), ("b", 1, 900), at=5)
     first = told.launches[1]
@@ -175,7 +175,7 @@ def test_a_busy_lane_is_planned_on_behind_what_runs_there() -> None:
 
 
 def test_a_second_set_is_laid_behind_the_first() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, 900))
     told.arrive(("a", 4, 900), ("b", 1, 900), at=1)
     assert len(told.launches) == 5, "no lane is free"
@@ -193,7 +193,7 @@ def test_a_second_set_is_laid_behind_the_first() -> None:
 @pytest.mark.parametrize(("deadline", "count"), [(99, 2), (100, 5)])
 def test_a_set_starts_only_where_all_of_it_is_predicted_in_time(deadline: int, count: int) -> None:
     """A's chunks take 40, b's first unit 30 behind one of them, and its second one 30 behind the barrier."""
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, deadline))
     assert len(told.launches) == count
 
@@ -201,7 +201,7 @@ def test_a_set_starts_only_where_all_of_it_is_predicted_in_time(deadline: int, c
 def test_a_cautious_one_starts_a_set_only_where_it_is_sure() -> None:
     believed = BELIEVED.with_margin(SafetyMargin({"a": Spread(1.5, 10**6), "b": Spread(1.5, 10**6)}))
     for cautious, count in ((False, 5), (True, 2)):
-        told = Told(Clustered(TWO_LANES, cautious=cautious, joint_plans=(PLAN,)))
+        told = Told(JointSchedule(TWO_LANES, cautious=cautious, joint_plans=(PLAN,)))
         told.engine.predictor = believed
         told.arrive(("a", 4, 900), ("b", 1, 120))
         assert len(told.launches) == count
@@ -210,7 +210,7 @@ def test_a_cautious_one_starts_a_set_only_where_it_is_sure() -> None:
 @pytest.mark.parametrize(("deadline", "follows"), [(249, False), (250, True)])
 def test_who_goes_before_a_member_must_be_in_time_behind_the_set(deadline: int, follows: bool) -> None:
     """C is more urgent than b. By the plan the lane is free when b has ended, at 220."""
-    told = Told(Clustered(TWO_LANES[:1], stretch=1.0, joint_plans=(JointPlan(PLAN.members, barriers=((4, 0),)),)))
+    told = Told(JointSchedule(TWO_LANES[:1], stretch=1.0, joint_plans=(JointPlan(PLAN.members, barriers=((4, 0),)),)))
     told.arrive(("a", 4, 170), ("b", 1, 900), ("c", 1, deadline))
     assert [each.work.tenant for each in told.launches.values()] == (["a", "b"] if follows else ["a"])
 
@@ -223,7 +223,7 @@ def test_where_others_wait_lanes_are_not_kept_idle_for_little(waits: bool) -> No
     late = JointPlan(PLAN.members, chunks=(Chunk(0, 3, 4, (2, 2)),))
     early = JointPlan((PLAN.members[0], JointMember("b", 1, 2, rank=1)), chunks=(Chunk(0, 0, 4, (2, 2)),))
     for plan, follows in ((late, not waits), (early, True)):
-        told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
+        told = Told(JointSchedule(TWO_LANES, joint_plans=(plan,)))
         told.arrive(("a", 4, 900), ("b", 1, 900), *others)
         assert any(each.work.rows for each in told.launches.values()) is follows
 
@@ -231,7 +231,7 @@ def test_where_others_wait_lanes_are_not_kept_idle_for_little(waits: bool) -> No
 def test_who_might_arrive_and_go_first_must_be_in_time_behind_the_set() -> None:
     for slo, preempt, count in ((128, True, 2), (131, True, 5), (128, False, 5)):
         tenants = [TENANTS["a"], TENANTS["b"], replace(TENANTS["c"], slo_ns=slo)]
-        told = Told(Clustered(TWO_LANES, preempt=preempt, joint_plans=(PLAN,)), tenants)
+        told = Told(JointSchedule(TWO_LANES, preempt=preempt, joint_plans=(PLAN,)), tenants)
         told.arrive(("a", 4, 900), ("b", 1, 900))
         assert len(told.launches) == count, (slo, preempt)
 
@@ -239,18 +239,18 @@ def test_who_might_arrive_and_go_first_must_be_in_time_behind_the_set() -> None:
 def test_a_batch_that_is_to_go_on_counts_as_waiting() -> None:
     """B is left at a cut for c, and is more urgent than the set that comes then."""
     for deadline, follows in ((210, False), (400, True)):
-        told = Told(Clustered((TWO_LANES[0],), stretch=0.0, joint_plans=(PLAN,)))
+        told = Told(JointSchedule((TWO_LANES[0],), stretch=0.0, joint_plans=(PLAN,)))
         told.arrive(("b", 1, deadline))
         assert told.launches[0].work.end == 1
         plan = JointPlan((JointMember("a", 4, 4), JointMember("c", 1, 1)), waits=(Wait(1, 0, 0, 4),))
-        told.engine.guard.policy = Clustered((TWO_LANES[0],), stretch=0.0, joint_plans=(plan,))
+        told.engine.guard.policy = JointSchedule((TWO_LANES[0],), stretch=0.0, joint_plans=(plan,))
         told.arrive(("a", 4, 200), ("c", 1, 900), at=5)
         told.end(0, 30)
         assert (len(told.launches) == 3) is follows
 
 
 def test_hopeless_queries_do_not_keep_a_set_from_starting() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("c", 1, 900), ("c", 1, 900))
     told.arrive(("a", 4, 162), ("b", 1, 62), ("a", 4, 901), ("b", 1, 902), at=1)
     told.end(0, 30)
@@ -264,7 +264,7 @@ def test_a_plan_of_other_units_or_at_no_cut_is_not_followed() -> None:
         (JointMember("a", 4, 4), JointMember("b", 1, 2)),
     ):
         tenants = [replace(TENANTS["a"], cuts=(0, 1, 4)), TENANTS["b"], TENANTS["c"]]
-        told = Told(Clustered(TWO_LANES, joint_plans=(JointPlan(members, barriers=((2, 1),)),)), tenants)
+        told = Told(JointSchedule(TWO_LANES, joint_plans=(JointPlan(members, barriers=((2, 1),)),)), tenants)
         told.arrive(("a", 4, 900), ("b", 1, 900))
         assert len(told.launches) == 2
 
@@ -272,7 +272,7 @@ def test_a_plan_of_other_units_or_at_no_cut_is_not_followed() -> None:
 def test_chunks_of_units_that_mix_rows_are_not_followed() -> None:
     for splits, follows in ((((0, 2),), True), (((0, 1), (2, 4)), False), (UNSET, False)):
         tenants = [replace(TENANTS["a"], splits=splits), TENANTS["b"], TENANTS["c"]]
-        told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)), tenants)
+        told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)), tenants)
         told.arrive(("a", 4, 900), ("b", 1, 900))
         assert (len(told.launches) == 5) is follows
 
@@ -280,7 +280,7 @@ def test_chunks_of_units_that_mix_rows_are_not_followed() -> None:
 def test_lanes_that_a_set_leaves_over_are_filled() -> None:
     lanes = (*TWO_LANES, Share((2,)))
     plan = JointPlan((PLAN.members[0], JointMember("b", 1, 2, rank=1)))
-    told = Told(Clustered(lanes, joint_plans=(plan,)), cores=(0, 1, 2))
+    told = Told(JointSchedule(lanes, joint_plans=(plan,)), cores=(0, 1, 2))
     told.arrive(("a", 4, 900), ("b", 1, 800), ("c", 1, 950))
     assert [(model, cores) for _, model, _, _, cores, _ in told.story] == [("a", (0,)), ("b", (1,)), ("c", (2,))]
 
@@ -300,8 +300,8 @@ ON_GPU = TablePredictor(
 
 
 def on_gpu(plan: JointPlan = PLAN, **options: object) -> Told:
-    told = Told(Clustered(TWO_LANES))
-    policy = Clustered(STREAMS, joint_plans=(plan,), **options)  # type: ignore[arg-type]
+    told = Told(JointSchedule(TWO_LANES))
+    policy = JointSchedule(STREAMS, joint_plans=(plan,), **options)  # type: ignore[arg-type]
     told.engine = Engine(tuple(TENANTS.values()), policy, ON_GPU, GPU)
     return told
 
@@ -350,7 +350,7 @@ def test_on_a_gpu_who_might_arrive_and_go_before_a_member_must_be_in_time_behind
 
 
 def test_who_leaves_and_who_fails_lets_the_others_go_on() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    told = Told(JointSchedule(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, 900))
     told.tell(QueryCancelled(1))
     told.end(0, 40)
@@ -362,10 +362,10 @@ def test_who_leaves_and_who_fails_lets_the_others_go_on() -> None:
 
 def test_plans_that_cannot_be_followed_are_refused() -> None:
     circle = JointPlan(PLAN.members, waits=(Wait(0, 0, 1, 2), Wait(1, 1, 0, 1)))
-    with pytest.raises(InvalidValueError, match="circle"):
-        Clustered(TWO_LANES, joint_plans=(circle,))
+    with pytest.raises(InvalidValueError, match="circular"):
+        JointSchedule(TWO_LANES, joint_plans=(circle,))
     with pytest.raises(InvalidValueError, match="each once"):
-        Clustered(TWO_LANES, joint_plans=(JointPlan((JointMember("a", 1, 4), JointMember("a", 2, 4))),))
+        JointSchedule(TWO_LANES, joint_plans=(JointPlan((JointMember("a", 1, 4), JointMember("a", 2, 4))),))
 
 
 @pytest.mark.parametrize("drop", list(DropRule))
@@ -377,6 +377,6 @@ def test_without_plans_every_decision_is_that_of_edf(drop: DropRule) -> None:
         for number, name in enumerate("abcaabcbbacabccabaacbbca")
     ]
     made, other = (
-        play(kind(TWO_LANES, drop), TENANTS.values(), BELIEVED, queries).launches for kind in (Clustered, Edf)
+        play(kind(TWO_LANES, drop), TENANTS.values(), BELIEVED, queries).launches for kind in (JointSchedule, Edf)
     )
     assert made == other

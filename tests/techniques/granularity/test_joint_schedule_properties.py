@@ -16,7 +16,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Tenant
 from cotenant.work import Machine
 from strand_books import Books
@@ -52,8 +52,8 @@ class Sets(Books):
 
     def arrive_together(self) -> None:
         tenants = [name for name in self.tenants if name in {each.name for each in self.engine.tenants}]
-        asked = [self.query(name) for name in tenants if self.random.random() < 0.8]
-        for left, query in zip(range(len(asked) - 1, -1, -1), asked, strict=True):
+        request = [self.query(name) for name in tenants if self.random.random() < 0.8]
+        for left, query in zip(range(len(request) - 1, -1, -1), request, strict=True):
             self.tell(QueryArrived(query, more=left > 0))
 
     def tell(self, event: Event) -> None:
@@ -94,8 +94,8 @@ def walk(random: Random, steps: int) -> None:
     )
     stretch, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
 
-    def policy() -> Clustered:
-        return Clustered(lanes, drop, preempt, stretch=stretch, joint_plans=PLANS)
+    def policy() -> JointSchedule:
+        return JointSchedule(lanes, drop, preempt, stretch=stretch, joint_plans=PLANS)
 
     books = Sets(random, policy, TENANTS, TablePredictor(TABLES), MACHINE, SEEN)
     moves: list[Any] = (

@@ -1,7 +1,7 @@
-"""Earliest deadline first, and plans for models that are there together: with barriers, waits and chunks.
+"""Earliest deadline first, with joint plans for models that wait at the same time.
 
-The idea of such plans is that of GACER (2023); when to follow one is ours. A set begins as one decision: each strand of
-each member is a launch of its own, which waits for those before it, on other lanes or on its own.
+Joint plans are those of GACER (2023); the rule when to follow one is ours. A set starts in one decision: each task of a
+member is one launch, which depends on earlier launches on any lane.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from cotenant.core.snapshot import Decision, QueueView, Snapshot, Start
 from cotenant.policies.decision_context import DecisionContext, QueuePosition
 from cotenant.policies.ordered.edf import Edf
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan, cuts_of_all
-from cotenant.techniques.granularity.policy.joint_strands import Laid, Strand, lay, strands_of
+from cotenant.techniques.granularity.policy.joint_tasks import JointTask, ScheduledTask, list_schedule, tasks_of
 from cotenant.types import Query
 from cotenant.work import CPU, Share, Work
 
-_DEAR = 2
-"""Times as much as what a set costs its plan has to gain. Chosen by simulation: 1 loses up to 3
-points of attainment where chunks cost a fifth of a batch, 4 is no better."""
+_LEAST_GAIN = 2
+"""Smallest gain of a plan, in multiples of the lane time that it costs. Chosen by simulation (decision 39)."""
 
 
 class _Present(NamedTuple):
-    """A member that is there: its queries, where the first of them stands in its queue, and all its work."""
+    """A member with waiting queries: its queue, the position of the first query there, its queries, and their work."""
 
     queue: QueueView
     at: int
@@ -34,7 +33,7 @@ class _Present(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """A lane that a set may use, from when on, and the launch that has it until then."""
+    """A lane that a set may use, the time from which it is free, and the launch that has it until then."""
 
     share: Share
     free_ns: int
@@ -42,29 +41,33 @@ class _Lane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Clustered(Edf):
-    """Serve the query whose deadline comes first; where a plan knows its model beside others that wait, too, start
-    all of them by the plan.
+class JointSchedule(Edf):
+    """Earliest deadline first (EDF), with joint plans. A decision is:
 
-    `joint_plans` are followed when the query that would start next is of a member, and at least one other member is
-    there; absent ones are empty. A member is there with just the rows of its plan. A set is started only where each
-    member is predicted in time, each query and batch that is more urgent than a member of it is in time behind it, and,
-    with `preempt`, so is each that might arrive and be more urgent than all of it (where it takes a whole device, than
-    one of its members); and only where the plan costs little
-    time of the lanes for what it gains (`_is_worth`). What does not get its plan is served as by edf, on a CPU on the
-    lanes that a set leaves over. Lanes of any other device stand for streams that slow each other: there, what is in no
-    set gets all lanes of the device as one. Nobody waits for an arrival.
+    1. Take the query that EDF would start next. Find the plans with its model and at least one other waiting member.
+    2. Prefer the plan with the most present members, then the first one. Absent members are empty streams.
+    3. Place the plan's tasks on lanes by list scheduling. Tasks on a busy lane start behind its launch.
+    4. Start the set if all conditions below hold; else try the next plan.
+    5. Serve all other queries by EDF on the lanes that are free.
 
-    A lane may be planned on that is busy: its strands begin when the launches that have it are over.
+    The conditions:
 
-    Raises InvalidValueError as Edf, and for plans that wait in a circle.
+    - Each present member has exactly the rows of the plan, in queries that may be merged.
+    - Each query of the set is predicted to meet its deadline.
+    - No more urgent query or batch becomes late behind the set: see `_delays_no_query`.
+    - The plan gains enough for its cost in lane time: see `_gains_enough`.
+
+    Lanes of a CPU are independent; EDF uses those that a set leaves over. On other devices lanes slow each other. There
+    a set starts only when all lanes are free, and EDF uses all of them as one. No query waits for an arrival.
+
+    Raises InvalidValueError as Edf, and for plans with circular waits.
     """
 
     joint_plans: tuple[JointPlan, ...] = ()
     alone: Edf = field(init=False, repr=False, compare=False)
-    """How what is in no set is served, and where: on lanes of a CPU, or all of another device."""
+    """The policy for queries outside sets, on CPU lanes or on all lanes of another device as one."""
 
-    name: ClassVar[str] = "clustered"
+    name: ClassVar[str] = "joint"
     of_plans: ClassVar[tuple[str, ...]] = ("joint_plans",)
 
     def __post_init__(self) -> None:
@@ -85,14 +88,14 @@ class Clustered(Edf):
         for plan in self.joint_plans:
             models = [member.model for member in plan.members]
             self.check("joint_plans", len(set(models)) == len(models), "plans for different models, each once")
-            strands_of(plan, (True,) * len(models))
+            tasks_of(plan, (True,) * len(models))
 
     def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
         """The units at which a tenant's model may be left, with those of the plans."""
         return cuts_of_all(self.joint_plans, tenant, cuts)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Start a set by its plan if the next query has one, then give what is free to others by deadline."""
+        """Start a set by its plan if the next query has one, then fill the free lanes by EDF."""
         context = self.alone._context(snapshot)
         free = snapshot.free_mask
         for start in self._next_set(context) if self.joint_plans else ():
@@ -103,7 +106,7 @@ class Clustered(Edf):
         return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
     def _next_set(self, context: DecisionContext) -> Sequence[Start]:
-        """The starts of a set that the next query is in; none where it has no plan that may be followed now."""
+        """The starts of a set with the next query; none if it has no plan that may be followed now."""
         place = self._next_query(context)
         if place is None:
             return ()
@@ -113,26 +116,27 @@ class Clustered(Edf):
         found: list[tuple[int, int, list[_Present | None]]] = []
         for number, plan in enumerate(self.joint_plans):
             if any(member.model == name for member in plan.members):
-                there = [self._present(context, member, place) for member in plan.members]
-                absent = there.count(None)
-                leads = any(each is not None and each.queue is place[0] for each in there)
-                if leads and (absent == 0 or len(there) - absent > 1):
-                    found.append((absent - len(there), number, there))
-        for _, number, there in sorted(found, key=lambda each: each[:2]):
-            starts = self._follow(context, self.joint_plans[number], there, lanes)
+                members = [self._present(context, member, place) for member in plan.members]
+                absent = members.count(None)
+                leads = any(each is not None and each.queue is place[0] for each in members)
+                if leads and (absent == 0 or len(members) - absent > 1):
+                    found.append((absent - len(members), number, members))
+        for _, number, members in sorted(found, key=lambda each: each[:2]):
+            starts = self._follow(context, self.joint_plans[number], members, lanes)
             if starts:
                 return starts
         return ()
 
     def _next_query(self, context: DecisionContext) -> QueuePosition | None:
-        """The waiting query that edf would start next, if it is one; those before it that are hopeless are given up."""
+        """The position of the waiting query that EDF would start next, or None if it is a paused batch. Sheds hopeless
+        queries before it."""
         while isinstance(best := context.best(), tuple):
             if self._head_at(context, best[0]) == best[1]:
                 return best
         return None
 
     def _head_at(self, context: DecisionContext, queue: QueueView) -> int:
-        """Where the first query stands that is not hopeless; those before it are given up."""
+        """Position of the first query that is not hopeless; sheds those before it."""
         at = context.head_at(queue)
         while context.drops_hopeless and at < len(queue.queries):
             head = queue.queries[at]
@@ -143,8 +147,8 @@ class Clustered(Edf):
         return at
 
     def _present(self, context: DecisionContext, member: JointMember, first: QueuePosition) -> _Present | None:
-        """A member with just the rows of its plan, which the most urgent queries bring that share a launch; None where
-        there are no such, or what serves it has other units."""
+        """A member with exactly the rows of its plan, from the most urgent queries that may be merged. None if no such
+        queries wait, or the served model has another number of units."""
         queue = context.snapshot.queues.get(member.model)
         if queue is None or queue.tenant.unit_count != member.units:
             return None
@@ -164,8 +168,8 @@ class Clustered(Edf):
         return _Present(queue, at, tuple(chosen), tenant.work(head.shape, items))
 
     def _lanes(self, snapshot: Snapshot) -> list[_Lane]:
-        """The lanes that a set may use: those that are free, and those of launches that have just this lane; of lanes
-        that slow each other all or none, when all are free: what a set takes beside another one is not known."""
+        """The lanes that a set may use: free ones, and those of launches with exactly this lane. Of lanes that slow
+        each other all or none, when all are free: times beside another set are unknown."""
         now = snapshot.now_ns
         shares: dict[int, Share] = {}
         ends_ns: dict[int, int] = {}
@@ -191,35 +195,39 @@ class Clustered(Edf):
         return found
 
     def _follow(
-        self, context: DecisionContext, plan: JointPlan, there: Sequence[_Present | None], lanes: Sequence[_Lane]
+        self, context: DecisionContext, plan: JointPlan, members: Sequence[_Present | None], lanes: Sequence[_Lane]
     ) -> list[Start]:
-        """The starts of those members of a plan that are there; none where it may not be followed now."""
-        strands = strands_of(plan, tuple([each is not None for each in there]))
-        works = list(_works(strands, there))
-        if len(works) < len(strands):
+        """The starts of the present members of a plan; none if it may not be followed now."""
+        tasks = tasks_of(plan, tuple([each is not None for each in members]))
+        works = list(_task_works(tasks, members))
+        if len(works) < len(tasks):
             return []
         sizes = [lane.share.size for lane in lanes]
         times = [[context.latency_ns(work, size) for size in sizes] for work in works]
-        laid = lay(strands, [member.rank for member in plan.members], times, [lane.free_ns for lane in lanes])
-        if not self._is_in_time(context, strands, there, laid) or not self._is_clear(context, there, laid, lanes):
+        scheduled = list_schedule(
+            tasks, [member.rank for member in plan.members], times, [lane.free_ns for lane in lanes]
+        )
+        if not self._is_in_time(context, tasks, members, scheduled) or not self._delays_no_query(
+            context, members, scheduled, lanes
+        ):
             return []
-        if not self._is_worth(context, plan, there, laid, lanes):
+        if not self._gains_enough(context, plan, members, scheduled, lanes):
             return []
-        return _starts(context.snapshot.next_launch, strands, works, there, laid, lanes)
+        return _starts(context.snapshot.next_launch, tasks, works, members, scheduled, lanes)
 
     def _is_in_time(
         self,
         context: DecisionContext,
-        strands: Sequence[Strand],
-        there: Sequence[_Present | None],
-        laid: Sequence[Laid],
+        tasks: Sequence[JointTask],
+        members: Sequence[_Present | None],
+        scheduled: Sequence[ScheduledTask],
     ) -> bool:
-        """Whether all queries of a set are predicted in time."""
-        now, ends_ns = context.now_ns, [0] * len(there)
-        for each in laid:
-            member = strands[each.strand].member
+        """Whether all queries of a set are predicted to meet their deadlines."""
+        now, ends_ns = context.now_ns, [0] * len(members)
+        for each in scheduled:
+            member = tasks[each.task].member
             ends_ns[member] = max(ends_ns[member], each.end_ns)
-        for present, end_ns in zip(there, ends_ns, strict=True):
+        for present, end_ns in zip(members, ends_ns, strict=True):
             if present is None:
                 continue
             if self.cautious:
@@ -229,20 +237,22 @@ class Clustered(Edf):
                 return False
         return True
 
-    def _is_worth(
+    def _gains_enough(
         self,
         context: DecisionContext,
         plan: JointPlan,
-        there: Sequence[_Present | None],
-        laid: Sequence[Laid],
+        members: Sequence[_Present | None],
+        scheduled: Sequence[ScheduledTask],
         lanes: Sequence[_Lane],
     ) -> bool:
-        """Whether a set gains enough by its plan for the time of lanes that it costs, both as against its members
-        served in no set. Lanes that a plan keeps for later are idle, and parts take longer than the whole.
+        """Whether a plan gains enough against its members as one stream each, outside a set.
 
-        On lanes that do not slow each other that counts where others wait; else the gain is known from the plan.
+            _LEAST_GAIN * (sum of lane ends with plan - without) <= last lane end without plan - with
+
+        A plan costs lane time: reserved lanes are idle, and chunks take longer than the whole batch. On independent
+        lanes that cost counts only if other queries wait.
         """
-        own = {query.id for each in there if each is not None for query in each.queries}
+        own = {query.id for each in members if each is not None for query in each.queries}
         others = (query.id for queue in context.snapshot.queues.values() for query in queue.queries)
         if (
             self.alone.lanes == self.lanes
@@ -250,17 +260,17 @@ class Clustered(Edf):
             and all(each in own or each in context.taken for each in others)
         ):
             return True
-        whole = [each for each in enumerate(there) if each[1] is not None]
-        streams = [Strand(member, 0, plan.members[member].units, (), ()) for member, _ in whole]
+        whole = [each for each in enumerate(members) if each[1] is not None]
+        streams = [JointTask(member, 0, plan.members[member].units, (), ()) for member, _ in whole]
         ranks = [member.rank for member in plan.members]
-        free = self._alone([lane.free_ns for lane in lanes], lanes)
+        free = self._free_outside_sets([lane.free_ns for lane in lanes], lanes)
         times = [[context.latency_ns(each.work, place.share.size) for place in free] for _, each in whole if each]
-        without = _frees_ns(lay(streams, ranks, times, [place.free_ns for place in free]), free)
-        planned = [place.free_ns for place in self._alone(_frees_ns(laid, lanes), lanes)]
-        return _DEAR * (sum(planned) - sum(without)) <= max(without) - max(planned)
+        without = _lane_ends_ns(list_schedule(streams, ranks, times, [place.free_ns for place in free]), free)
+        planned = [place.free_ns for place in self._free_outside_sets(_lane_ends_ns(scheduled, lanes), lanes)]
+        return _LEAST_GAIN * (sum(planned) - sum(without)) <= max(without) - max(planned)
 
-    def _alone(self, frees_ns: Sequence[int], lanes: Sequence[_Lane]) -> list[_Lane]:
-        """Where others than sets are served, and from when on, where lanes are free at these times."""
+    def _free_outside_sets(self, frees_ns: Sequence[int], lanes: Sequence[_Lane]) -> list[_Lane]:
+        """The lanes of EDF and when each is free, if the lanes of sets are free at these times."""
         found = []
         for place in self.alone.lanes:
             inside = [free for free, lane in zip(frees_ns, lanes, strict=True) if lane.share.mask & place.mask]
@@ -268,19 +278,24 @@ class Clustered(Edf):
                 found.append(_Lane(place, max(inside), None))
         return found
 
-    def _is_clear(
-        self, context: DecisionContext, there: Sequence[_Present | None], laid: Sequence[Laid], lanes: Sequence[_Lane]
+    def _delays_no_query(
+        self,
+        context: DecisionContext,
+        members: Sequence[_Present | None],
+        scheduled: Sequence[ScheduledTask],
+        lanes: Sequence[_Lane],
     ) -> bool:
-        """Whether a set makes nobody late who would have gone before one of its members, or might arrive and go before
-        all of them, or where it takes all of a device before one: each is served where it is free first behind it. Who
-        is late anyway does not count."""
+        """Whether no query outside a set becomes late because of it. Each is predicted on the lane that is free first
+        behind the set. Counted are queries and begun batches more urgent than a member. With `preempt` also a row of
+        each tenant that might arrive and be more urgent than all members (on a whole device: than one). A query that is
+        late anyway does not count."""
         snapshot, now = context.snapshot, context.now_ns
-        behind = min(self._alone(_frees_ns(laid, lanes), lanes), key=lambda place: place.free_ns)
+        behind = min(self._free_outside_sets(_lane_ends_ns(scheduled, lanes), lanes), key=lambda place: place.free_ns)
         wait_ns, size = behind.free_ns - now, behind.share.size
-        keys = [each.queue.keys[each.at] for each in there if each is not None]
+        keys = [each.queue.keys[each.at] for each in members if each is not None]
         last = max(keys)
         arrival = min(keys) if behind.share in self.lanes else last
-        own = {query.id for each in there if each is not None for query in each.queries}
+        own = {query.id for each in members if each is not None for query in each.queries}
 
         def is_late(work: Work, left_ns: int) -> bool:
             needed_ns = context.latency_ns(work, size)
@@ -307,59 +322,59 @@ class Clustered(Edf):
         return not any(is_late(work, left_ns) for work, left_ns in waiting)
 
 
-def _frees_ns(laid: Sequence[Laid], lanes: Sequence[_Lane]) -> list[int]:
-    """When each lane is free behind what is laid on them."""
+def _lane_ends_ns(scheduled: Sequence[ScheduledTask], lanes: Sequence[_Lane]) -> list[int]:
+    """When each lane is free behind its scheduled tasks."""
     found = [lane.free_ns for lane in lanes]
-    for each in laid:
+    for each in scheduled:
         found[each.lane] = max(found[each.lane], each.end_ns)
     return found
 
 
-def _works(strands: Sequence[Strand], there: Sequence[_Present | None]) -> Iterator[Work]:
-    """What each strand runs, up to the first that no launch can run: it begins or ends at none of its model's cuts, or
-    is of some rows where units mix them."""
-    for strand in strands:
-        present = there[strand.member]
-        assert present is not None  # absent members have no strands
+def _task_works(tasks: Sequence[JointTask], members: Sequence[_Present | None]) -> Iterator[Work]:
+    """The work of each task, up to the first that cannot run as a launch. A task cannot run if it starts or ends at
+    none of its model's cuts, or is a chunk of units that mix rows."""
+    for task in tasks:
+        present = members[task.member]
+        assert present is not None  # absent members have no tasks
         tenant = present.queue.tenant
-        if strand.start not in tenant.cuts or strand.end not in tenant.cuts:
+        if task.start not in tenant.cuts or task.end not in tenant.cuts:
             return
-        if strand.rows and not tenant.may_split(strand.start, strand.end):
+        if task.rows and not tenant.may_split(task.start, task.end):
             return
         whole = present.work
-        work = Work(whole.tenant, whole.shape, whole.items, strand.start, strand.end)
-        yield work.part(*strand.rows) if strand.rows else work
+        work = Work(whole.tenant, whole.shape, whole.items, task.start, task.end)
+        yield work.part(*task.rows) if task.rows else work
 
 
 def _starts(
     first: int,
-    strands: Sequence[Strand],
+    tasks: Sequence[JointTask],
     works: Sequence[Work],
-    there: Sequence[_Present | None],
-    laid: Sequence[Laid],
+    members: Sequence[_Present | None],
+    scheduled: Sequence[ScheduledTask],
     lanes: Sequence[_Lane],
 ) -> list[Start]:
-    """A launch for each strand, in the order in which they begin, numbered from `first` on."""
+    """A launch for each task, in order of start times, numbered from `first` on."""
     numbers: dict[int, int] = {}
     owners = [lane.owner for lane in lanes]
     made = []
-    for number, each in enumerate(laid, first):
-        strand = strands[each.strand]
-        present = there[strand.member]
-        assert present is not None  # absent members have no strands
-        before = [numbers[other] for other in strand.after]
+    for number, each in enumerate(scheduled, first):
+        task = tasks[each.task]
+        present = members[task.member]
+        assert present is not None  # absent members have no tasks
+        before = [numbers[other] for other in task.after]
         owner = owners[each.lane]
         if owner is not None and owner not in before:
             before.append(owner)
         share = lanes[each.lane].share
         made.append(
             Start(
-                works[each.strand],
+                works[each.task],
                 present.queries,
                 share,
                 each.end_ns - each.start_ns,
                 after=tuple(sorted(before)),
             )
         )
-        numbers[each.strand] = owners[each.lane] = number
+        numbers[each.task] = owners[each.lane] = number
     return made

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.techniques.granularity.policy.joint_strands import Strand, lay, strands_of
+from cotenant.techniques.granularity.policy.joint_tasks import JointTask, list_schedule, tasks_of
 
 A, B = JointMember("a", 4, 6), JointMember("b", 1, 3)
 
 
 def told(plan: JointPlan, *present: bool) -> list[tuple[str, list[str]]]:
     """Each strand by a name, in order, with the names of those before it."""
-    strands = strands_of(plan, present or (True,) * len(plan.members))
+    tasks = tasks_of(plan, present or (True,) * len(plan.members))
 
-    def name(strand: Strand) -> str:
-        rows = "" if not strand.rows else "/{}-{}".format(*strand.rows)
-        return f"{plan.members[strand.member].model}{strand.start}-{strand.end}{rows}"
+    def name(task: JointTask) -> str:
+        rows = "" if not task.rows else "/{}-{}".format(*task.rows)
+        return f"{plan.members[task.member].model}{task.start}-{task.end}{rows}"
 
-    return [(name(each), [name(strands[other]) for other in each.after]) for each in strands]
+    return [(name(each), [name(tasks[other]) for other in each.after]) for each in tasks]
 
 
 def test_streams_are_one_strand_each() -> None:
@@ -84,8 +84,8 @@ def test_chunks_fork_and_join_and_a_barrier_within_holds_each() -> None:
 
 def test_a_circle_of_waits_is_refused() -> None:
     plan = JointPlan((A, B), waits=(Wait(0, 0, 1, 3), Wait(1, 1, 0, 2)))
-    with pytest.raises(InvalidValueError, match="circle"):
-        strands_of(plan, (True, True))
+    with pytest.raises(InvalidValueError, match="circular"):
+        tasks_of(plan, (True, True))
     assert told(plan, True, False) == [("a0-6", [])]
 
 
@@ -154,21 +154,21 @@ def test_strands_run_all_and_begin_just_when_the_plan_lets_them(
         expected = latest_start(plan, present, takes)
     except RecursionError:
         with pytest.raises(InvalidValueError):
-            strands_of(plan, present)
+            tasks_of(plan, present)
         return
-    strands = strands_of(plan, present)
+    tasks = tasks_of(plan, present)
     cells = sorted(
         (each.member, row, unit)
-        for each in strands
+        for each in tasks
         for row in range(*(each.rows or (0, plan.members[each.member].batch)))
         for unit in range(each.start, each.end)
     )
     members = [(number, each) for number, each in enumerate(plan.members) if present[number]]
     assert cells == [(n, row, unit) for n, each in members for row in range(each.batch) for unit in range(each.units)]
-    assert all(max(each.after, default=-1) < number for number, each in enumerate(strands))
-    times = [[sum(takes[each.member][each.start : each.end])] * (len(strands) or 1) for each in strands]
-    laid = lay(strands, [each.rank for each in plan.members], times, [0] * (len(strands) or 1))
-    got = {(strands[each.strand].member, strands[each.strand].start): each.start_ns for each in laid}
+    assert all(max(each.after, default=-1) < number for number, each in enumerate(tasks))
+    times = [[sum(takes[each.member][each.start : each.end])] * (len(tasks) or 1) for each in tasks]
+    scheduled = list_schedule(tasks, [each.rank for each in plan.members], times, [0] * (len(tasks) or 1))
+    got = {(tasks[each.task].member, tasks[each.task].start): each.start_ns for each in scheduled}
     assert got == {place: expected[place] for place in got}
 
 
@@ -179,33 +179,33 @@ def test_lanes_run_one_strand_at_a_time_each_behind_those_before_it(
 ) -> None:
     plan, present = drawn
     try:
-        strands = strands_of(plan, present)
+        tasks = tasks_of(plan, present)
     except InvalidValueError:
         return
-    times = [[random.randint(1, 9) for _ in range(lanes)] for _ in strands]
+    times = [[random.randint(1, 9) for _ in range(lanes)] for _ in tasks]
     free = [random.choice([0, 0, 5]) for _ in range(lanes)]
-    laid = lay(strands, [each.rank for each in plan.members], times, free)
-    assert sorted(each.strand for each in laid) == list(range(len(strands)))
-    ends = {each.strand: each.end_ns for each in laid}
-    order = [each.strand for each in laid]
-    for each in laid:
-        assert each.end_ns - each.start_ns == times[each.strand][each.lane]
-        assert each.start_ns >= max([free[each.lane], *(ends[other] for other in strands[each.strand].after)])
-        assert all(order.index(other) < order.index(each.strand) for other in strands[each.strand].after)
-    for one, other in combinations(laid, 2):
+    scheduled = list_schedule(tasks, [each.rank for each in plan.members], times, free)
+    assert sorted(each.task for each in scheduled) == list(range(len(tasks)))
+    ends = {each.task: each.end_ns for each in scheduled}
+    order = [each.task for each in scheduled]
+    for each in scheduled:
+        assert each.end_ns - each.start_ns == times[each.task][each.lane]
+        assert each.start_ns >= max([free[each.lane], *(ends[other] for other in tasks[each.task].after)])
+        assert all(order.index(other) < order.index(each.task) for other in tasks[each.task].after)
+    for one, other in combinations(scheduled, 2):
         assert one.lane != other.lane or one.end_ns <= other.start_ns
 
 
 def test_lower_ranks_go_first_and_then_who_has_most_behind_him() -> None:
     members = (JointMember("a", 1, 1, rank=1), JointMember("b", 1, 1), JointMember("c", 1, 1))
-    strands = strands_of(JointPlan(members), (True, True, True))
-    laid = lay(strands, [each.rank for each in members], [[9], [3], [5]], [0])
-    assert [strands[each.strand].member for each in laid] == [2, 1, 0]
+    tasks = tasks_of(JointPlan(members), (True, True, True))
+    scheduled = list_schedule(tasks, [each.rank for each in members], [[9], [3], [5]], [0])
+    assert [tasks[each.task].member for each in scheduled] == [2, 1, 0]
 
 
 def test_a_member_stays_on_its_lane_where_that_costs_nothing() -> None:
     plan = JointPlan((A, B), waits=(Wait(0, 3, 1, 3),))
-    strands = strands_of(plan, (True, True))
-    laid = lay(strands, [0, 0], [[4, 4, 4]] * len(strands), [0, 0, 0])
-    lanes = {(strands[each.strand].member, strands[each.strand].start): each.lane for each in laid}
+    tasks = tasks_of(plan, (True, True))
+    scheduled = list_schedule(tasks, [0, 0], [[4, 4, 4]] * len(tasks), [0, 0, 0])
+    lanes = {(tasks[each.task].member, tasks[each.task].start): each.lane for each in scheduled}
     assert lanes[0, 0] == lanes[0, 3] != lanes[1, 0]
