@@ -18,14 +18,17 @@ _LATE_S = 0.3
 
 def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:
     from cotenant.errors import CotenantError
+    from cotenant.execute.worker.kept_workers import KeptWorkers
     from cotenant.serve.link.front_links import FrontLinks
     from cotenant.serve.serving import Serving
 
+    workers = KeptWorkers(listening[1])
     try:
         serving = Serving(Path(start.repository), start.settings, stale=start.stale)
     except CotenantError as error:
         control.send(Unable(str(error)))
         return
+    serving.server.outlive(workers)
     stopped = threading.Event()
     until_s = [0.0]
 
@@ -50,6 +53,7 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
         serving.server.on_gates = links.gates_changed
         links.start()
         serving.start(records=start.records)
+        workers.release()
         if not stopped.is_set():
             serving.follow_plan()
             control.send(Up(serving.told()))

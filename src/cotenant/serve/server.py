@@ -35,7 +35,7 @@ from cotenant.core.events import (
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
-from cotenant.execute.protocol import Readers, Timing
+from cotenant.execute.protocol import Readers, Timing, WorkerStarter
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
@@ -133,6 +133,10 @@ class Server:
         self.services = services_of(self)
         checks = self._cuts_of, self.names.check_tenants
         self.opener = ModelOpener(self.root, settings, self._executor, *checks, self._aside)
+
+    def outlive(self, workers: WorkerStarter) -> None:
+        """Let `workers` start the worker processes, which stay when this process dies. Before `start`."""
+        self._executor.starter = workers
 
     # --- life -----------------------------------------------------------------------------------------------------
 

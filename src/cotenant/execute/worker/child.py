@@ -21,6 +21,19 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def open_statm(pid: int) -> int:
+    """A descriptor that tells the memory of a process. Raises OSError."""
+    return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def resident_bytes(statm: int) -> int:
+    """Resident memory of the process of `open_statm`, shared pages included; 0 once the process is dead."""
+    try:
+        return int(os.pread(statm, 128, 0).split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
 class ChildProcess:
     """A Python module that runs as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
 
@@ -37,7 +50,7 @@ class ChildProcess:
             process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
         )
         try:
-            self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._statm = open_statm(self._popen.pid)
         except OSError:
             self._popen.kill()
             self._popen.wait()
@@ -50,10 +63,7 @@ class ChildProcess:
 
     def resident_bytes(self) -> int:
         """Resident memory, shared pages included; 0 once it is dead."""
-        try:
-            return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError):
-            return 0
+        return resident_bytes(self._statm)
 
     def kill(self) -> None:
         """End it at once."""

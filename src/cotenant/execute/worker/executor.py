@@ -72,7 +72,7 @@ class ProcessExecutor(BaseExecutor):
         if not isinstance(model, ModelSource):
             model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
-        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers)
+        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers, self.starter)
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
             self._loading[tenant] = supervisor
