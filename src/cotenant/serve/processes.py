@@ -79,6 +79,11 @@ class Unable(Struct, frozen=True, tag=True):
     reason: str
 
 
+def loads_folder(path: str) -> Path:
+    """Where engines keep the results of loads for each other; `path` is that of `StartServing`."""
+    return Path(path).with_name("loads")
+
+
 class ControlChannel:
     """One end of the channel between a process and the one that looks after it. Messages keep their bounds."""
 
@@ -238,6 +243,7 @@ class ServerProcesses:
             if kept.name == ENGINE:
                 if kept.losses > _MOST_LOSSES:
                     self._keeper.kill()
+                    shutil.rmtree(loads_folder(self._start.path), ignore_errors=True)
                 sockets.append(until_sent.enter_context(self._keeper.connect()))
             control.send(self._start, [each.fileno() for each in sockets])
         self._selector.register(control, selectors.EVENT_READ, kept)

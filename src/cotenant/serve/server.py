@@ -64,6 +64,7 @@ from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models.name_table import NameEntry, NameTable
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
+from cotenant.serve.models.stored_loads import StoredLoads
 from cotenant.serve.models.versions import ModelOpener, OpenedVersions, refused
 from cotenant.serve.services import PlanView, services_of
 from cotenant.trace.lost import LossAccount
@@ -134,9 +135,9 @@ class Server:
         checks = self._cuts_of, self.names.check_tenants
         self.opener = ModelOpener(self.root, settings, self._executor, *checks, self._aside)
 
-    def outlive(self, workers: WorkerStarter) -> None:
-        """Let `workers` start the worker processes, which stay when this process dies. Before `start`."""
-        self._executor.starter = workers
+    def outlive(self, workers: WorkerStarter, loads: StoredLoads) -> None:
+        """Let worker processes, and results of loads, stay for the next process when this one dies. Before `start`."""
+        self._executor.starter, self.opener.stored = workers, loads
 
     # --- life -----------------------------------------------------------------------------------------------------
 

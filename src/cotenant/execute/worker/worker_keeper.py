@@ -148,8 +148,8 @@ class WorkerKeeper:
             link.close()
 
     def kill(self) -> None:
-        """Kill all workers. The selector's loop buries them."""
-        for worker in self._workers:
+        """Kill all workers. The selector's loop buries them. Any thread may call it."""
+        for worker in list(self._workers):
             worker.is_killed = True
             worker.process.kill()
 

@@ -9,12 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from cotenant.config import ServerConfig
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.errors import WorkerLostError
 from cotenant.execute.protocol import ModelExecutor
-from cotenant.measure.load_spec import VersionSpec
+from cotenant.measure.load_spec import LoadReport, VersionSpec
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.measure.opening import remember_verdict, verdicts
@@ -23,6 +25,7 @@ from cotenant.repository import ModelVersion, check_owners, find_versions, withi
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.name_table import NameEntry
 from cotenant.serve.models.served_models import CutsOf, ServedModel, serve_model
+from cotenant.serve.models.stored_loads import StoredLoads, stamps_of
 from cotenant.wire.api import ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -66,6 +69,8 @@ class ModelOpener:
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants
         self._aside = aside
+        self.stored: StoredLoads | None = None
+        """Results of loads of an earlier engine, where there may be one."""
         self._measured: dict[str, ModelProfile] = {}
         """Quick profiles by digest, the oldest first."""
 
@@ -131,11 +136,15 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._device.kind == "cpu" else self._device
-        spec = VersionSpec(
-            str(self.root), found, policy.spec.shares, tuple(self._measured.values()), device, verdicts()
-        )
-        with self._aside():
-            report = self.loader.load(spec)
+        spec = VersionSpec(str(self.root), found, policy.spec.shares, device=device)
+        report = self._recall(spec)
+        if report is None:
+            files = stamps_of(spec)
+            known = tuple(self._measured.values())
+            with self._aside():
+                report = self.loader.load(structs.replace(spec, known=known, verdicts=verdicts()))
+            if self.stored is not None:
+                self.stored.keep(spec, files, report)
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
@@ -148,6 +157,16 @@ class ModelOpener:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
         served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
+
+    def _recall(self, spec: VersionSpec) -> LoadReport | None:
+        """What an earlier engine found of a version with the same files; of others, its profile is known at least."""
+        report, holds = (None, False) if self.stored is None else self.stored.find(spec)
+        if report is None or holds:
+            return report
+        self._keep(report.profile)
+        if report.facts.found.config.model.max_batch > 1:
+            remember_verdict(report.facts.digest, report.facts.merging)
+        return None
 
     def _keep(self, profile: ModelProfile) -> None:
         self._measured.pop(profile.digest, None)
