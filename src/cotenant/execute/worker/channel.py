@@ -53,6 +53,8 @@ class Open(_Message, frozen=True):
     arithmetic: Arithmetic = Arithmetic()
     follows: dict[str, Followed] = {}
     max_answer_bytes: int = MOST_ANSWER_BYTES
+    release: str = ""
+    """Version of the package of the engine, with which alone the worker is used."""
 
 
 class AddLane(_Message, frozen=True):

@@ -107,7 +107,8 @@ class KeptWorkers:
         self._offered: dict[str, list[KeptWorker]] = {}
         """Workers of an earlier engine, by tenant."""
         self._are_offered = threading.Event()
-        threading.Thread(target=self._listen, name="cotenant-kept-workers", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="cotenant-kept-workers", daemon=True)
+        self._thread.start()
         self._link.send(NextWorker())
 
     def start(self, tenant: str, nice: int) -> KeptWorker:
