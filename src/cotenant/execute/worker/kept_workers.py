@@ -118,9 +118,11 @@ class KeptWorkers:
         try:
             with self._lock:
                 self._workers[number] = worker
-            self._link.send(StartWorker(number, tenant, nice), [theirs.fileno(), channel.fileno()])
+            error = self._link.send(StartWorker(number, tenant, nice), [theirs.fileno(), channel.fileno()])
         finally:
             theirs.close()
+        if error:
+            self._refuse(number, error)
         worker.is_known.wait()
         if worker.error:
             channel.shut()

@@ -87,12 +87,14 @@ class KeeperLink:
         """The descriptor of this end."""
         return self._socket.fileno()
 
-    def send(self, message: ToKeeper | FromKeeper, descriptors: Sequence[int] = ()) -> None:
-        """Send a message and copies of descriptors. A message to a process that has ended is lost without an error."""
+    def send(self, message: ToKeeper | FromKeeper, descriptors: Sequence[int] = ()) -> int:
+        """Send a message and copies of descriptors. Gives 0, or the `errno` with which the system refuses that."""
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], descriptors)
-        except ConnectionError:
-            _log.debug("%s is not sent: the other process has ended", type(message).__name__)
+        except OSError as error:
+            _log.debug("%s is not sent: %s", type(message).__name__, error)
+            return error.errno or errno.EIO
+        return 0
 
     def receive(self) -> tuple[ToKeeper | FromKeeper | None, list[int]]:
         """The next message, None where the other process has ended; its descriptors belong to the caller."""
@@ -169,17 +171,21 @@ class WorkerKeeper:
                 try:
                     if len(descriptors) < _MOST_DESCRIPTORS:
                         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                    self._start(link, message, *descriptors)
+                    worker = self._start(message, *descriptors)
                 except OSError as error:
                     link.send(WorkerNotStarted(message.number, error.errno or errno.EAGAIN))
                     for each in descriptors:
                         os.close(each)
+                else:
+                    started = WorkerStarted(worker.number, worker.process.pid)
+                    if link.send(started, [worker.pidfd]):
+                        link.send(started)  # the engine does without, and ends it
             case NextWorker():
                 self._offer(link)
             case _:  # the engine has ended
                 self.disconnect()
 
-    def _start(self, link: KeeperLink, wanted: StartWorker, theirs: int, ours: int) -> None:
+    def _start(self, wanted: StartWorker, theirs: int, ours: int) -> _Worker:
         """Start a worker process. Raises OSError, and closes no descriptor then."""
         process = ChildProcess(WORKER_MODULE, wanted.tenant, theirs, wanted.nice)
         try:
@@ -193,15 +199,18 @@ class WorkerKeeper:
         worker = _Worker(wanted.number, wanted.tenant, process, pidfd, ours)
         self._workers.append(worker)
         self._selector.register(pidfd, selectors.EVENT_READ, partial(self._bury, worker))
-        link.send(WorkerStarted(worker.number, process.pid), [pidfd])
+        return worker
 
     def _offer(self, link: KeeperLink) -> None:
-        worker = next((each for each in self._workers if not each.is_offered), None)
-        if worker is None:
-            link.send(NoMoreWorkers())
-            return
-        worker.is_offered = True
-        link.send(OfferedWorker(worker.number, worker.tenant, worker.process.pid), [worker.pidfd, worker.channel])
+        for worker in self._workers:
+            if not worker.is_offered:
+                worker.is_offered = True
+                offer = OfferedWorker(worker.number, worker.tenant, worker.process.pid)
+                if not link.send(offer, [worker.pidfd, worker.channel]):
+                    return
+                worker.is_killed = True  # no engine can have it
+                worker.process.kill()
+        link.send(NoMoreWorkers())
 
     def _bury(self, worker: _Worker) -> None:
         """Release everything of a worker that has ended."""
