@@ -18,11 +18,25 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 
 from cotenant import __version__
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.worker import worker_keeper
-from cotenant.execute.worker.channel import AddLane, Channel, Ended, Open, Ready, Run, Started
+from cotenant.execute.worker.channel import (
+    AddLane,
+    Channel,
+    Ended,
+    Keep,
+    Open,
+    Prepare,
+    Ready,
+    Reset,
+    Run,
+    SessionsPrepared,
+    Started,
+    WasReset,
+)
 from cotenant.execute.worker.kept_workers import KeptWorker, KeptWorkers
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.shared_tensors import SharedBuffer
@@ -259,4 +273,22 @@ def test_a_worker_that_cannot_be_started_is_an_error_of_the_system(
     worker = engine.start("a", 0)
     worker.kill()
     worker.wait()
+    worker.close()
+
+
+def test_a_worker_answers_with_the_sessions_that_it_has_now(keeping: Keeping, tmp_path: Path) -> None:
+    worker = keeping.engine().start("a", 0)
+    opened(worker, tmp_path)
+    both = (0, 1)
+    worker.channel.send(Prepare(((both, ((0, 2),)),), {"x": (1, 8)}))
+    worker.channel.send(Reset(1))  # waits until they are there
+    assert worker.channel.receive() == SessionsPrepared()
+    answer = worker.channel.receive()
+    assert isinstance(answer, WasReset)
+    assert answer.model.sessions == (*SESSIONS, (both, ((0, 2),)))
+    worker.channel.send(Keep((both,)))
+    worker.channel.send(Reset(2))
+    assert worker.channel.receive() == WasReset(2, replace(answer.model, sessions=((both, ((0, 2),)),)))
+    worker.channel.shut()
+    assert worker.wait() == "ended by itself with status 0"
     worker.close()
