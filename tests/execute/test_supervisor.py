@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
@@ -37,6 +38,7 @@ from cotenant.execute.worker.channel import (
     Run,
     SessionsPrepared,
     Started,
+    WasReset,
 )
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import WorkerLimits
@@ -436,3 +438,89 @@ def test_a_pending_launch_that_was_refused_leaves_its_lane_free(ends: tuple[Chan
     link.put(after)
     assert after.is_sent
     link.close()
+
+
+# --- workers of an engine before this one -----------------------------------------------------------------------------
+
+
+class Left(Script):
+    """A worker that an engine before this one left behind."""
+
+    token = 7
+    reset_s = 0.0
+
+
+class Starter:
+    """Offers workers in turn, and starts others."""
+
+    def __init__(self, *left: Left) -> None:
+        self.left = list(left)
+
+    def adopt(self, tenant: str) -> Left | None:
+        assert tenant == OPEN.tenant
+        return self.left.pop(0) if self.left else None
+
+    def start(self, *_: object) -> Script:
+        return Script()
+
+
+def test_a_worker_is_taken_over_once_it_is_reset(stage: Stage) -> None:
+    """Messages for the engine before it come first, and are dropped."""
+    worker = Left()
+    stage.supervisor._starter = Starter(worker)
+    worker.say(Ready())
+    worker.say(Ended(1, None, 0, 0, 0))
+    worker.say(SessionsPrepared("no memory"))
+    worker.say(WasReset(6, OPEN))  # for an engine that died at once
+    worker.say(Ended(2, "gone", 0, 0, 0))
+    worker.say(WasReset(7, replace(OPEN, sessions=MORE)))
+    stage.supervisor.load()
+    assert worker.hear() == Keep((1,))
+    assert stage.start(launch(1)) is None
+    assert isinstance(worker.hear(), AddLane)
+    worker.say(Ended(1, "it fails", 0, 0, 0))
+    assert stage.ends.get(timeout=WAIT_S) == (1, "it fails")
+    worker.kill()
+    assert isinstance(stage.told(), TenantSuspended)
+    assert stage.next() is worker
+    assert stage.next().open() == OPEN  # the next one is new
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        replace(OPEN, graph="other"),
+        replace(OPEN, max_answer_bytes=1),
+        replace(OPEN, release="0.0"),
+        replace(OPEN, sessions=((1, ((0, 1),)),)),
+        None,
+    ],
+)
+def test_a_worker_of_another_model_is_ended_and_the_next_one_is_looked_at(stage: Stage, model: Open | None) -> None:
+    wrong, right = Left(), Left()
+    stage.supervisor._starter = Starter(wrong, right)
+    if model is None:
+        wrong.end.shut()  # it has ended
+    else:
+        wrong.say(WasReset(7, model))
+    right.say(WasReset(7, OPEN))
+    stage.supervisor.load()
+    assert wrong.is_killed
+    assert not right.is_killed
+    assert stage.supervisor.status.restarts == {}
+
+
+def test_a_worker_that_does_not_end_its_launches_is_replaced(stage: Stage) -> None:
+    worker = Left()
+    stage.supervisor._starter = Starter(worker)
+    stage.supervisor._limits = WorkerLimits(hang_floor_s=0.01)
+    worker.say(Ended(1, None, 0, 0, 0))
+    loading = threading.Thread(target=stage.supervisor.load, daemon=True)
+    loading.start()
+    assert stage.next() is worker
+    fresh = stage.next()
+    assert worker.is_killed
+    assert fresh.open() == OPEN
+    fresh.say(Ready())
+    loading.join(WAIT_S)
+    assert stage.supervisor.problem == ""

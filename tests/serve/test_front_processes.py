@@ -10,19 +10,23 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
+from cotenant.config import ServerConfig, ServerSection
 from cotenant.repository import trace_path
+from cotenant.serve import processes
 from cotenant.serve.link.arena import Arena
 from cotenant.serve.link.messages import AskedQuery, EndedQuery
+from cotenant.serve.processes import ServerProcesses, loads_folder
 from cotenant.types import Outcome
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
 from processes import WAIT_S, Process, cotenant, processes_of, serving, workers_of
-from repositories import X, config, write_good, write_model
+from repositories import X, config, scaled, write_good, write_model
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children"
@@ -105,11 +109,121 @@ def test_without_an_engine_clients_are_told_at_once_and_another_one_serves_them(
         until_true(lambda: not is_ready(process), "clients are told")
         with pytest.raises(ClientError, match=r"engine is being started|starting or shutting down"):
             infer_once(process.url, "two", X)
-        until_true(lambda: all(map(is_gone, workers)), "workers end with their engine")
         until_true(lambda: answers(process), "another engine serves")
+        assert workers_of(process.popen.pid) == workers
         assert processes_of(process.popen.pid, FRONT_END) == [front_end]
         assert told(process, "engine was killed by signal 9")
         assert process.end(signal.SIGTERM) == 0
+
+
+def killed_engine(process: Process) -> int:
+    """Kill the engine, and wait until it is gone and another one answers; gives its number."""
+    [engine] = processes_of(process.popen.pid, ENGINE)
+    os.kill(engine, signal.SIGKILL)
+    until_true(lambda: is_gone(engine), "the engine is killed")
+    until_true(lambda: not is_ready(process), "clients get to know")
+    until_true(lambda: answers(process), "another engine serves")
+    return engine
+
+
+def scaling(root: Path, by: float) -> Path:
+    write_model(root, "two", config(), {1: lambda: scaled(by)})
+    return root
+
+
+def factor(process: Process) -> float:
+    """By which the model "two" multiplies."""
+    y = infer_once(process.url, "two", X)["y"]
+    return float((y * (1 + abs(X["x"])) / X["x"])[0, 0])
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process are of, without numbers."""
+    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    return sorted(Path(each.partition(":")[0]).name for each in links)
+
+
+def test_workers_outlive_engines_and_nothing_piles_up(tmp_path: Path) -> None:
+    root = scaling(tmp_path / "models", 2.0)
+    with serving(root) as process:
+        pid = process.popen.pid
+        [worker] = workers_of(pid)
+        assert factor(process) == pytest.approx(2.0, rel=1e-3)
+        seen = []
+        for _ in range(2):
+            killed_engine(process)
+            assert factor(process) == pytest.approx(2.0, rel=1e-3)
+            assert workers_of(pid) == [worker]
+            until_true(lambda: not processes_of(pid, "measure.loader_process"), "loaders end")
+            children = [each.read_text().split() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+            seen.append((open_files(worker), open_files(pid), sum(map(len, children))))
+        assert seen[0] == seen[1]
+        with urllib.request.urlopen(f"{process.url}/v2/repository/models/two/unload", b"", timeout=WAIT_S):
+            until_true(lambda: is_gone(worker), "a worker ends with its model")
+        assert process.end(signal.SIGTERM) == 0
+
+
+def test_workers_start_anew_when_engines_die_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers may be the cause."""
+    made = ServerProcesses(
+        write_good(tmp_path / "models"),
+        ServerConfig(server=ServerSection(http_port=0, grpc_port=0)),
+        frontends=0,
+        records=False,
+        stale=False,
+    )
+    found = []
+    monkeypatch.setattr(processes, "ChildProcess", lambda *_: SimpleNamespace(kill=lambda: None))
+    monkeypatch.setattr(made._keeper, "kill", lambda: found.append(losses))
+    folder = loads_folder(made._start.path)
+    for losses in range(5):
+        folder.mkdir(exist_ok=True)
+        made._all[0].losses = losses
+        made._begin(made._all[0])
+        assert folder.exists() == (losses <= 2)
+        assert made._all[0].control is not None
+        made._selector.unregister(made._all[0].control)
+        made._all[0].control.close()
+    assert found == [3, 4]
+    made._let_go()
+
+
+def test_an_engine_takes_over_the_worker_that_still_runs_a_launch_of_the_engine_before(tmp_path: Path) -> None:
+    root = scaling(tmp_path / "models", 2.0)
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": X["x"].ravel().tolist()}]})
+    with serving(root) as process:
+        [worker] = workers_of(process.popen.pid)
+        [engine] = processes_of(process.popen.pid, ENGINE)
+        os.kill(worker, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", process.ready["http_port"])) as client:
+            head = f"POST /v2/models/two/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(f"{head}{body}".encode())
+            until_true(lambda: b'"QueryArrived"' in trace_path(root).read_bytes(), "the query arrives")
+            os.kill(engine, signal.SIGKILL)
+            client.settimeout(WAIT_S)
+            assert client.recv(64).startswith(b"HTTP/1.1 503")
+        os.kill(worker, signal.SIGCONT)
+        until_true(lambda: answers(process), "another engine serves")
+        assert factor(process) == pytest.approx(2.0, rel=1e-3)
+        assert workers_of(process.popen.pid) == [worker]
+
+
+def test_a_model_with_another_file_is_loaded_anew_by_the_next_engine(tmp_path: Path) -> None:
+    root = scaling(write_good(tmp_path / "models", "chooser"), 2.0)
+    with serving(root) as process:
+        workers = workers_of(process.popen.pid)
+        before = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4]: pid for pid in workers}
+        assert sorted(before) == [b"chooser", b"two"]
+        scaling(root, 3.0)
+        killed_engine(process)
+        assert factor(process) == pytest.approx(3.0, rel=1e-3)
+        assert before[b"chooser"] in workers_of(process.popen.pid)
+        until_true(lambda: is_gone(before[b"two"]), "the worker of the old file is ended")
+        below = [*processes_of(process.popen.pid, ENGINE), *workers_of(process.popen.pid)]
+        process.popen.kill()
+        process.popen.wait(WAIT_S)
+        for each in below:
+            until_true(lambda each=each: is_gone(each), "it ends")
 
 
 def test_all_end_with_the_process_that_looks_after_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
 from cotenant.execute.core_target import CoreTarget
-from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStarter, WorkerStatus
 from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 
@@ -29,6 +29,7 @@ class BaseExecutor:
     def __init__(self) -> None:
         self.on_event: Callable[[Event], None] = lambda _: None
         self.readers: Readers | None = None
+        self.starter: WorkerStarter | None = None
         self._batches = Batches(has_parts=self.has_parts)
         self._lock = threading.Lock()
         self.put = self._batches.put

@@ -201,6 +201,16 @@ class Readers(Protocol):
         """Call no more. Returns when no call is under way, but for one that removes itself."""
 
 
+class WorkerStarter(Protocol):
+    """Starts worker processes that are no children of this process. A worker is as `worker.process.WorkerProcess`."""
+
+    def start(self, tenant: str, nice: int) -> Any:
+        """Start a worker process. Raises OSError."""
+
+    def adopt(self, tenant: str) -> Any:
+        """A worker that an engine before this one left behind; None where there is none any more."""
+
+
 class ModelExecutor(Executor, Protocol):
     """An executor of real models, as a server needs it. Nobody asks for its class: what it can do stands here."""
 
@@ -209,6 +219,9 @@ class ModelExecutor(Executor, Protocol):
 
     readers: Readers | None
     """Where ends of launches are read, if they are read from descriptors. Set before models are loaded."""
+
+    starter: WorkerStarter | None
+    """Starts its worker processes, where they outlive this process. Set before models are loaded."""
 
     max_answer_bytes: int
     """Outputs of one launch, at most: one with more of them fails. Set before models are loaded."""

@@ -82,6 +82,16 @@ class SessionSet:
             self._told, self._trying = self._model.sessions, ()
             return self._model
 
+    def adopt(self, theirs: Open) -> str:
+        """Why a running worker, which has `theirs`, cannot be used in place of one that starts now, or ""."""
+        with self._lock:
+            if msgspec.structs.replace(theirs, sessions=()) != msgspec.structs.replace(self._model, sessions=()):
+                return "has another model, or other settings"
+            if _without(self._model.sessions, theirs.sessions):
+                return "lacks sessions for these lanes"
+            self._told, self._trying = self._model.sessions, ()
+            return ""
+
     def rest(self) -> Prepare | None:
         """What was asked for since a worker was told what to load: it is not up before it has that too."""
         with self._lock:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from cotenant.serve.child import run_child
-from cotenant.serve.processes import ControlChannel, HangUp, StartServing, Stop, Unable, Up
+from cotenant.serve.processes import ControlChannel, HangUp, StartServing, Stop, Unable, Up, loads_folder
 
 _LATE_S = 0.3
 """After this time beyond the end of a stop the process ends, whatever has not ended by then."""
@@ -18,14 +18,18 @@ _LATE_S = 0.3
 
 def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:
     from cotenant.errors import CotenantError
+    from cotenant.execute.worker.kept_workers import KeptWorkers
     from cotenant.serve.link.front_links import FrontLinks
+    from cotenant.serve.models.stored_loads import StoredLoads
     from cotenant.serve.serving import Serving
 
+    workers = KeptWorkers(listening[1])
     try:
         serving = Serving(Path(start.repository), start.settings, stale=start.stale)
     except CotenantError as error:
         control.send(Unable(str(error)))
         return
+    serving.server.outlive(workers, StoredLoads(loads_folder(start.path)))
     stopped = threading.Event()
     until_s = [0.0]
 
@@ -50,6 +54,7 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
         serving.server.on_gates = links.gates_changed
         links.start()
         serving.start(records=start.records)
+        workers.release()
         if not stopped.is_set():
             serving.follow_plan()
             control.send(Up(serving.told()))

@@ -6,6 +6,7 @@ after the others: whichever of these dies is replaced, and no connection is refu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -24,6 +25,7 @@ from msgspec import Struct
 from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.child import ChildProcess
+from cotenant.execute.worker.worker_keeper import WorkerKeeper
 from cotenant.serve.listening import BACKLOG, listen
 
 ENGINE = "engine"
@@ -34,6 +36,8 @@ _SETTLED_S = 30.0
 """A process that has lived so long counts as one that can live."""
 _PAUSES_S = (0.0, 0.2, 1.0, 5.0)
 """Before a process is started again, by how often in a row it has been lost."""
+_MOST_LOSSES = 2
+"""Engines lost in a row that leave their workers to the next one. After more of them, workers start anew."""
 _END_S = 1.35
 """Time beyond the end of a stop that processes have to end: enough for an engine to give up and close its trace, and
 less than `cli.signals.LATE_S`."""
@@ -73,6 +77,11 @@ class Unable(Struct, frozen=True, tag=True):
     """From a process: it cannot serve, for this reason."""
 
     reason: str
+
+
+def loads_folder(path: str) -> Path:
+    """Where engines keep the results of loads for each other; `path` is that of `StartServing`."""
+    return Path(path).with_name("loads")
 
 
 class ControlChannel:
@@ -149,6 +158,7 @@ class ServerProcesses:
         self._woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        self._keeper = WorkerKeeper(self._selector)
         self._stop_s: float | None = None
         self._hangs_up = False
         wanted = [("http_port", section.host, section.http_port), ("grpc_port", section.host, section.grpc_port)]
@@ -211,6 +221,7 @@ class ServerProcesses:
 
     def kill(self) -> None:
         """End all processes at once."""
+        self._keeper.kill()
         for each in self._all:
             if each.process is not None:
                 each.process.kill()
@@ -227,7 +238,14 @@ class ServerProcesses:
         finally:
             theirs.close()
         kept.control, kept.began_s, kept.due_s = control, time.monotonic(), None
-        control.send(self._start, [each.fileno() for each in kept.sockets])
+        with contextlib.ExitStack() as until_sent:
+            sockets = list(kept.sockets)
+            if kept.name == ENGINE:
+                if kept.losses > _MOST_LOSSES:
+                    self._keeper.kill()
+                    shutil.rmtree(loads_folder(self._start.path), ignore_errors=True)
+                sockets.append(until_sent.enter_context(self._keeper.connect()))
+            control.send(self._start, [each.fileno() for each in sockets])
         self._selector.register(control, selectors.EVENT_READ, kept)
 
     def _turn(self) -> None:
@@ -235,10 +253,7 @@ class ServerProcesses:
         due_s = min((each.due_s for each in self._all if each.due_s is not None), default=None)
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
-            if key.data is None:
-                self._woken.recv(4096)
-            else:
-                self._hear(key.data)
+            self._take(key.data)
         self._pass_hangup()
         now_s = time.monotonic()
         for each in self._all:
@@ -252,6 +267,15 @@ class ServerProcesses:
         if self._hangs_up and (control := self._all[0].control) is not None:
             self._hangs_up = False
             control.send(HangUp())
+
+    def _take(self, source: Any) -> None:
+        """Something can be read: for `wake`, from a process, or from the keeper of workers."""
+        if source is None:
+            self._woken.recv(4096)
+        elif isinstance(source, _Kept):
+            self._hear(source)
+        else:
+            source()
 
     def _hear(self, kept: _Kept) -> None:
         assert kept.control is not None
@@ -276,6 +300,8 @@ class ServerProcesses:
         assert control is not None
         self._selector.unregister(control)
         control.close()
+        if kept.name == ENGINE:
+            self._keeper.disconnect()
         process.kill()
         how = process.wait()
         process.close()
@@ -306,9 +332,9 @@ class ServerProcesses:
                 left_s = until_s + _END_S - time.monotonic()
                 found = self._selector.select(max(0.0, left_s))
                 for key, _ in found:
-                    if key.data is None:
-                        self._woken.recv(4096)
-                    elif key.data.control.receive() is None:
+                    if not isinstance(key.data, _Kept):
+                        self._take(key.data)
+                    elif (control := key.data.control) is not None and control.receive() is None:
                         self._buried(key.data)
                 if not found and left_s <= 0:
                     for each in group:
@@ -318,6 +344,7 @@ class ServerProcesses:
         self._let_go()
 
     def _let_go(self) -> None:
+        self._keeper.close()
         for each in (*self._clients, self._woken, self._waking):
             each.close()
         self._selector.close()

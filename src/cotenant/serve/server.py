@@ -35,7 +35,7 @@ from cotenant.core.events import (
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
-from cotenant.execute.protocol import Readers, Timing
+from cotenant.execute.protocol import Readers, Timing, WorkerStarter
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
@@ -65,6 +65,7 @@ from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models.name_table import NameEntry, NameTable
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
+from cotenant.serve.models.stored_loads import StoredLoads
 from cotenant.serve.models.versions import ModelOpener, OpenedVersions, refused
 from cotenant.serve.services import PlanView, services_of
 from cotenant.trace.lost import LossAccount
@@ -134,6 +135,10 @@ class Server:
         self.services = services_of(self)
         checks = self._cuts_of, self.names.check_tenants
         self.opener = ModelOpener(self.root, settings, self._executor, *checks, self._aside)
+
+    def outlive(self, workers: WorkerStarter, loads: StoredLoads) -> None:
+        """Let worker processes, and results of loads, stay for the next process when this one dies. Before `start`."""
+        self._executor.starter, self.opener.stored = workers, loads
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class Open(_Message, frozen=True):
     arithmetic: Arithmetic = Arithmetic()
     follows: dict[str, Followed] = {}
     max_answer_bytes: int = MOST_ANSWER_BYTES
+    release: str = ""
+    """Version of the package of the engine, with which alone the worker is used."""
 
 
 class AddLane(_Message, frozen=True):
@@ -101,6 +103,12 @@ class ReleaseBatch(_Message, frozen=True):
     batch: int
 
 
+class Reset(_Message, frozen=True):
+    """To a worker, from the next engine: wait for the lanes to end, forget all batches, and answer with WasReset."""
+
+    token: int
+
+
 class Started(_Message, frozen=True):
     """From a worker: it is up, and waits for Open."""
 
@@ -113,6 +121,13 @@ class SessionsPrepared(_Message, frozen=True):
     """From a worker: the sessions of a Prepare are there; with a `reason`, they cannot be loaded."""
 
     reason: str = ""
+
+
+class WasReset(_Message, frozen=True):
+    """From a worker: no lane runs any more. `model` has the sessions that the worker has now."""
+
+    token: int
+    model: Open
 
 
 class Refused(_Message, frozen=True):
@@ -135,8 +150,8 @@ class Ended(_Message, frozen=True):
     stolen_ns: int = 0
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun
-FromWorker = Started | Ready | SessionsPrepared | Refused | GrowRun | Ended
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun | Reset
+FromWorker = Started | Ready | SessionsPrepared | Refused | GrowRun | Ended | WasReset
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

@@ -26,6 +26,28 @@ _UTIME = 11
 """Where the time in user mode stands in /proc/PID/stat behind the name of the process; that of the kernel follows."""
 
 
+def open_statm(pid: int) -> int:
+    """A descriptor that tells the memory of a process. Raises OSError."""
+    return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def resident_bytes(statm: int) -> int:
+    """Resident memory of the process of `open_statm`, shared pages included; 0 once the process is dead."""
+    try:
+        return int(os.pread(statm, 128, 0).split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, all threads, in seconds; 0.0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / os.sysconf("SC_CLK_TCK")
+
+
 class ChildProcess:
     """A Python module that runs as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
 
@@ -42,7 +64,7 @@ class ChildProcess:
             process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
         )
         try:
-            self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._statm = open_statm(self._popen.pid)
         except OSError:
             self._popen.kill()
             self._popen.wait()
@@ -55,18 +77,11 @@ class ChildProcess:
 
     def resident_bytes(self) -> int:
         """Resident memory, shared pages included; 0 once it is dead."""
-        try:
-            return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError):
-            return 0
+        return resident_bytes(self._statm)
 
     def cpu_s(self) -> float:
         """Processor time that it has used, all threads, in seconds; 0.0 once it is gone."""
-        try:
-            fields = Path(f"/proc/{self._popen.pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._popen.pid)
 
     def kill(self) -> None:
         """End it at once."""

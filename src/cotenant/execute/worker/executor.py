@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from cotenant import __version__
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
@@ -66,13 +67,14 @@ class ProcessExecutor(BaseExecutor):
         source = model if isinstance(model, ModelSource) else source_of(model)
         place = str(source.path), str(source.folder.parent), source.folder.name
         sessions = _plain(spec.sessions)
+        limit = self.max_answer_bytes
         message = Open(
-            tenant, *place, sessions, self._lane_nice, source.arithmetic, dict(source.follows), self.max_answer_bytes
+            tenant, *place, sessions, self._lane_nice, source.arithmetic, dict(source.follows), limit, __version__
         )
         if not isinstance(model, ModelSource):
             model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
-        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers)
+        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers, self.starter)
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
             self._loading[tenant] = supervisor

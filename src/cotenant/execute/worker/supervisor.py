@@ -19,12 +19,13 @@ from queue import Empty, SimpleQueue
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.protocol import OnEnd, OnGrew, Readers, Timing, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnGrew, Readers, Timing, WorkerStarter, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
 from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import (
     Ended,
     GrowRun,
+    Keep,
     Message,
     Open,
     Ready,
@@ -32,8 +33,10 @@ from cotenant.execute.worker.channel import (
     ReleaseBatch,
     SessionsPrepared,
     Started,
+    WasReset,
 )
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
+from cotenant.execute.worker.kept_workers import KeptWorker
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import LossKind, WorkerLimits, WorkerLoss, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
@@ -57,6 +60,7 @@ class WorkerSupervisor:
         batches: Batches,
         on_event: Callable[[Event], None],
         readers: Readers | None = None,
+        starter: WorkerStarter | None = None,
     ) -> None:
         self.tenant = model.tenant
         self._model = model
@@ -65,6 +69,7 @@ class WorkerSupervisor:
         self._batches = batches
         self._on_event = on_event
         self._readers = readers
+        self._starter = starter
         self._told: SimpleQueue[Message | Exception | None] = SimpleQueue()
         """What the loop leaves to the thread."""
         self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
@@ -73,7 +78,7 @@ class WorkerSupervisor:
         self._closing = threading.Event()
         self._first = threading.Event()
         self._refusal: WorkerLoss | None = None
-        self._process: WorkerProcess | None = None
+        self._process: WorkerProcess | KeptWorker | None = None
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
         self._problem = ""
@@ -202,8 +207,12 @@ class WorkerSupervisor:
         began = time.monotonic_ns()
         with self._lock:
             self._affinity.leave()  # the worker inherits the cores of this thread
+        while (left := self._left()) is not None:
+            if self._adopt(left, began):
+                return None
         try:
-            process = WorkerProcess(self.tenant, self._model.lane_nice)
+            made = self._starter.start if self._starter else WorkerProcess
+            process: WorkerProcess | KeptWorker = made(self.tenant, self._model.lane_nice)
         except OSError as error:
             report_error(error, f"the worker of {self.tenant!r} is not started")
             return self._lost(LossKind.DIED, f"cannot be started ({error.strerror})")
@@ -245,6 +254,55 @@ class WorkerSupervisor:
                 case _:
                     return self._died()
 
+    def _left(self) -> KeptWorker | None:
+        """A worker of the engine before this one, before the first worker of this supervisor is there."""
+        left: KeptWorker | None = None
+        if self._starter is not None and not self._first.is_set():
+            left = self._starter.adopt(self.tenant)
+        return left
+
+    def _adopt(self, worker: KeptWorker, began_ns: int) -> bool:
+        """Take over a worker of the engine before this one, which has the model loaded; end one that does not fit."""
+        with self._lock:
+            self._process = worker
+            if self._closing.is_set():
+                worker.kill()
+        problem = self._await_reset(worker)
+        if not problem and (loss := self._look(worker)) is not None:
+            problem = loss.reason
+        if problem:
+            _log.warning("the worker of %r is not taken over: it %s; another one is started", self.tenant, problem)
+            self._end_process()
+            return False
+        self._load_ns = time.monotonic_ns() - began_ns
+        with self._lock:
+            self._state = WorkerState.UP
+        worker.channel.post(Keep(tuple(threads for threads, _ in self._sessions.model.sessions)))
+        _log.info("the worker of %r is taken over with its model loaded", self.tenant)
+        return True
+
+    def _await_reset(self, worker: KeptWorker) -> str:
+        """Wait until a worker is reset. Why it cannot be taken over, or ""."""
+        worker.channel.wait_at_most(self._limits.tick_s)
+        until_s = max(worker.reset_s + self._limits.hang_floor_s, time.monotonic() + self._limits.tick_s)
+        while True:
+            message: Message | None = None
+            try:
+                message = worker.channel.receive()
+            except TimeoutError:
+                if time.monotonic() < until_s:
+                    worker.channel.flush()
+                    continue
+                return f"has not ended its launches after {self._limits.hang_floor_s:g} s"
+            except Exception as error:
+                return f"cannot be understood ({reason_of(error)})"
+            if message is None:
+                return "has ended"
+            if isinstance(message, WasReset) and message.token == worker.token:
+                return self._sessions.adopt(message.model)
+            if time.monotonic() >= until_s:
+                return "talks on"
+
     def _serve(self) -> WorkerLoss | None:
         """Take completions until the worker is lost, or has ended since it was told to (None)."""
         process, readers = self._process, self._readers
@@ -269,7 +327,7 @@ class WorkerSupervisor:
             raise told
         return told
 
-    def _read(self, process: WorkerProcess, told: SimpleQueue[Message | Exception | None]) -> None:
+    def _read(self, process: WorkerProcess | KeptWorker, told: SimpleQueue[Message | Exception | None]) -> None:
         """Take what has come, on the loop; what is no completion is for the thread, which is told once of an end."""
         message: Message | Exception | None
         while True:
@@ -290,7 +348,7 @@ class WorkerSupervisor:
         if self._limits.memory_bytes is not None and process.resident_bytes() > self._limits.memory_bytes:
             told.put(TimeoutError())  # as a tick: look now
 
-    def _take(self, process: WorkerProcess, receive: Callable[[], Message | None]) -> WorkerLoss | None:
+    def _take(self, process: WorkerProcess | KeptWorker, receive: Callable[[], Message | None]) -> WorkerLoss | None:
         while True:
             message, is_tick = None, False
             try:
@@ -352,7 +410,7 @@ class WorkerSupervisor:
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())
 
-    def _look(self, process: WorkerProcess) -> WorkerLoss | None:
+    def _look(self, process: WorkerProcess | KeptWorker) -> WorkerLoss | None:
         """Is it still as it should be? Memory at every message, the watchdog once a tick."""
         limit = self._limits.memory_bytes
         if limit is not None and (held := process.resident_bytes()) > limit:

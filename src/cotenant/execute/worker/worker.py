@@ -8,10 +8,12 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.protocol import ModelSource, Tensors, Timing
+from cotenant.execute.protocol import ModelSource, Sessions, Tensors, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import open_source
 from cotenant.execute.threads.lanes import run_gently, settle
@@ -28,9 +30,11 @@ from cotenant.execute.worker.channel import (
     Ready,
     Refused,
     ReleaseBatch,
+    Reset,
     Run,
     SessionsPrepared,
     Started,
+    WasReset,
 )
 from cotenant.execute.worker.memory_watch import MemoryWatch, private_bytes
 from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
@@ -43,6 +47,9 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lanes: list[threading.Thread] = []
+        self._preparing: list[threading.Thread] = []
+        self._sessions: Sessions = ()
+        """Those that are loaded now."""
         self._batches = Batches(has_parts=True)
         self._launches = LaunchRunner(self._batches)
         self._memory = MemoryWatch()
@@ -69,7 +76,8 @@ class Worker:
         except Exception as error:  # whatever a library makes of a strange file: the server has to know
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
             return
-        nice = message.lane_nice
+        nice, opened = message.lane_nice, message
+        self._sessions = message.sessions
         with model:
             self._channel.send(Ready())
             while message is not None:
@@ -88,13 +96,30 @@ class Worker:
                         self._grew(message.launch)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     try:
-                        threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
+                        thread = threading.Thread(target=self._prepare, args=(model, message), daemon=True)
+                        thread.start()
+                        self._preparing = [each for each in self._preparing if each.is_alive()] + [thread]
                     except RuntimeError as error:
                         self._channel.send(SessionsPrepared(reason_of(error)), waits=True)
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
+                    self._sessions = tuple(each for each in self._sessions if each[0] in message.threads)
+                elif isinstance(message, Reset):
+                    self._reset()
+                    now = msgspec.structs.replace(opened, sessions=self._sessions)
+                    self._channel.send(WasReset(message.token, now), waits=True)
             for thread in self._lanes:
                 thread.join()
+
+    def _reset(self) -> None:
+        """Wait for lanes, which end with their engine, and for sessions in the making, and forget all batches."""
+        for thread in (*self._lanes, *self._preparing):
+            thread.join()
+        self._lanes, self._preparing = [], []
+        limit = self._batches.max_answer_bytes
+        self._batches = Batches(has_parts=True)
+        self._batches.max_answer_bytes = limit
+        self._launches = LaunchRunner(self._batches)
 
     def _grew(self, launch: int) -> None:
         self._channel.send(GrowRun(launch), waits=True)
@@ -109,6 +134,7 @@ class Worker:
                 else:
                     model.prepare(ranges, threads)
                 run_gently(partial(warm_up, model, ranges, threads, wanted.shapes))
+            self._sessions = (*self._sessions, *wanted.sessions)
         except Exception as error:  # the server has to know, and goes on as it was
             reason = reason_of(error)
         try:
@@ -135,12 +161,17 @@ class Worker:
                 self._channel.send(Ended(launch, reason_of(problem), 0, 0, 0), waits=True)
 
         settle(share.cores, nice)
-        while isinstance(run := lane.receive(), Run):
-            began = time.perf_counter_ns()
-            layouts = ()
-            self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, began)
-            if self._memory.ended(private_bytes()) and (shrink := getattr(model, "shrink", None)) is not None:
-                shrink()
+        try:
+            while isinstance(run := lane.receive(), Run):
+                began = time.perf_counter_ns()
+                layouts = ()
+                self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, began)
+                if self._memory.ended(private_bytes()) and (shrink := getattr(model, "shrink", None)) is not None:
+                    shrink()
+        finally:
+            lane.close()
+            inputs.close()
+            outputs.close()
 
     def _begin(self, run: Run, inputs: SharedBuffer) -> BatchTensors | Tensors | Exception:
         try:

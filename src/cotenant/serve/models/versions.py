@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from cotenant.config import ServerConfig
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
@@ -23,6 +25,7 @@ from cotenant.repository import ModelVersion, check_owners, find_versions, quick
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.name_table import NameEntry
 from cotenant.serve.models.served_models import CutsOf, ServedModel, serve_model
+from cotenant.serve.models.stored_loads import StoredLoads, stamps_of
 from cotenant.wire.api import ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -65,6 +68,8 @@ class ModelOpener:
         self._check_tenants = check_tenants
         self._aside = aside
         self._quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
+        self.stored: StoredLoads | None = None
+        """Results of loads of an earlier engine, where there may be one."""
 
     def open(self, model: str, policy: Policy, owners: Mapping[str, str], entry: NameEntry) -> OpenedVersions:
         """Load the versions of a model, the newest first. `owners` gives the models that are served by tenant.
@@ -128,9 +133,14 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._device.kind == "cpu" else self._device
-        spec = VersionSpec(str(self.root), found, policy.spec.shares, self._quick.known, device, verdicts())
-        with self._aside():
-            report = self.loader.load(spec)
+        spec = VersionSpec(str(self.root), found, policy.spec.shares, device=device)
+        report = None if self.stored is None else self.stored.find(spec)
+        if report is None:
+            files = stamps_of(spec)
+            with self._aside():
+                report = self.loader.load(structs.replace(spec, known=self._quick.known, verdicts=verdicts()))
+            if self.stored is not None:
+                self.stored.keep(spec, files, report)
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
