@@ -57,7 +57,7 @@ from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
 from plan_samples import CPU, latencies
 from scenario import MS, ONE_LANE, TWO_LANES
-from strands import STRANDS, Branches, Growing, Halves, Pointers
+from strands import STRANDS, Branches, Expanding, Halves, Pointers
 
 FOUR_LANES = tuple(Share((core,)) for core in range(4))
 SHARES = (Share((0,), "cuda:0"), Share((1, 2), "cuda:0"))
@@ -346,7 +346,7 @@ CHANGES: dict[str, Change] = {
         queries=workload(1.2),
         failure_rate=0.1,
     ),
-    "strands-growing": Change(Growing(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
+    "strands-growing": Change(Expanding(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
 }
 
 
@@ -377,7 +377,7 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
         assert f'"outcome":"{outcome.value}"' in text
     for word in (
         "LookAhead",
-        "Grow",
+        "Expand",
         "Enqueue",
         '"after"',
         '"part":true',

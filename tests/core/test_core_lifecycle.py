@@ -51,10 +51,10 @@ STRAND_TABLE = {
     ("NEW", "WAIT"): "WAITING",
     ("WAITING", "LAUNCH"): "RUNNING",
     ("WAITING", "CANCEL"): "ENDED",
-    ("RUNNING", "GROW"): "GROWING",
+    ("RUNNING", "EXPAND"): "EXPANDING",
     ("RUNNING", "END"): "ENDED",
-    ("GROWING", "GREW"): "RUNNING",
-    ("GROWING", "END"): "ENDED",
+    ("EXPANDING", "EXPANDED"): "RUNNING",
+    ("EXPANDING", "END"): "ENDED",
 }
 
 

@@ -45,7 +45,7 @@ class ExponentialWorld:
     def start(self, launch: Launch, now_ns: int) -> None:
         heappush(self._ends, (now_ns + next(self._times), launch.id))
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Growth, PolicySpec, QueueView, Snapshot, Start
+from cotenant.core.snapshot import Decision, DropRule, Expansion, PolicySpec, QueueView, Snapshot, Start
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
@@ -158,7 +158,7 @@ class Pointers(Strands):
                 return
 
 
-class Growing(Strands):
+class Expanding(Strands):
     """A batch begins on the first lane that is free; what runs takes in all that is free when nobody waits."""
 
     name: ClassVar[str] = "growing"
@@ -173,7 +173,7 @@ class Growing(Strands):
             free = [lane for lane in self.lanes if lane.mask & snapshot.free_mask == lane.mask]
             if run.launch.stops and run.state is StrandState.RUNNING and free:
                 cores = (*had.cores, *(core for lane in free for core in lane.cores))
-                return Decision(grows=(Growth(run.launch.id, Share(cores), run.launch.predicted_ns),))
+                return Decision(expansions=(Expansion(run.launch.id, Share(cores), run.launch.predicted_ns),))
         return Decision()
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
@@ -181,8 +181,8 @@ class Growing(Strands):
         for lane in range(len(self.lanes)):
             if self.is_free(snapshot, lane):
                 start = self.start(snapshot, work, queries, batch, lane)
-                yield Start(start.work, start.queries, start.share, start.predicted_ns, start.batch, grows=True)
+                yield Start(start.work, start.queries, start.share, start.predicted_ns, start.batch, is_expandable=True)
                 return
 
 
-STRANDS = {policy.name: policy for policy in (Halves, Middle, Branches, Pointers, Growing)}
+STRANDS = {policy.name: policy for policy in (Halves, Middle, Branches, Pointers, Expanding)}

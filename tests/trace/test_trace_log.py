@@ -37,6 +37,7 @@ from scenario import CORES, MS, ONE_LANE, tables
 from strict_engine import StrictEngine as Engine
 
 A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
+GOLDEN = Path(__file__).parents[1] / "golden"
 PREDICTOR = TablePredictor({"a": tables({"a": 20 * MS}, 2).tables["a"], "b": tables({"b": 5 * MS}).tables["b"]})
 EVENTS: list[tuple[int, Event]] = [
     (0, QueryArrived(Query(0, "a", 0, 50 * MS))),
@@ -125,6 +126,14 @@ def test_a_replay_writes_the_same_lines(tmp_path: Path) -> None:
     written = write(tmp_path / "log")
     head, records = trace.read(tmp_path / "log")
     assert [line for _, line in trace.replay(head, records, rebuild_policy)] == written.splitlines()[1:]
+
+
+def test_a_trace_with_the_old_names_of_expansions_is_read(tmp_path: Path) -> None:
+    golden = (GOLDEN / "strands-growing.jsonl").read_bytes()
+    old = golden.replace(b'"Expand"', b'"Grow"').replace(b'"LaunchExpanded"', b'"LaunchGrew"')
+    assert old.count(b'"Grow"') == golden.count(b'"Expand"') > 0
+    (tmp_path / "old").write_bytes(old)
+    assert list(trace.read(tmp_path / "old")[1]) == list(trace.read(GOLDEN / "strands-growing.jsonl")[1])
 
 
 def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path: Path) -> None:

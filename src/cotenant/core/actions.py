@@ -30,7 +30,7 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     `predicted_ns` is what the decision believed. `part` says that it is one of several launches of its batch that are
     decided together, each of which runs a part of its rows or of its units; when all have ended it goes on with all its
     rows. `after` are launches that had to end before this one could start. At the units in `stops`, in between, it can
-    take in slots of a Grow. `basis` is what else the policy's technique knew of it, a record of the technique's own:
+    take in slots of an Expand. `basis` is what else the policy's technique knew of it, a record of the technique's own:
     the core passes it through, and traces keep it.
     """
 
@@ -87,8 +87,8 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Grow:
-    """Let a launch under way go on in this larger share from its next stop on; hand back LaunchGrew there.
+class Expand:
+    """Let a launch under way go on in this larger share from its next stop on; hand back LaunchExpanded there.
 
     An executor that cannot, or a launch without a stop before it, leaves it at that: the slots are its own to its end.
     """
@@ -135,4 +135,4 @@ class Probe:
     predicted_ns: int
 
 
-Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead | PolicyFault | Probe
+Action = Launch | Enqueue | Expand | Respond | Release | SetTimer | LookAhead | PolicyFault | Probe

@@ -12,7 +12,7 @@ from cotenant.core.batches import Batch
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, QueryState, StrandState
 from cotenant.core.queues import Live, TenantQueue, are_mergeable
-from cotenant.core.snapshot import Decision, Growth, Start
+from cotenant.core.snapshot import Decision, Expansion, Start
 from cotenant.types import LossCause, Tenant
 from cotenant.work import Share, Work
 
@@ -95,7 +95,7 @@ def fault_of(
             fault = _parts_fault(whole, works)
             if fault is not None:
                 return fault
-    return _growth_fault(decision.grows, launches, free) if decision.grows else None
+    return _expansion_fault(decision.expansions, launches, free) if decision.expansions else None
 
 
 def is_behind(starts: Iterable[Start], launches: Launches) -> bool:
@@ -173,22 +173,22 @@ def _parts_fault(whole: _Whole, works: Sequence[Work]) -> str | None:
     return f"starts parts of a batch of {tenant.name!r} that do not run each unit of each row once: {works}"
 
 
-def _growth_fault(growths: Iterable[Growth], launches: Launches, free: int) -> str | None:
-    """What is wrong with growths, when these slots are left."""
-    grown: set[int] = set()
-    for growth in growths:
-        number, share = growth.launch, growth.share
+def _expansion_fault(expansions: Iterable[Expansion], launches: Launches, free: int) -> str | None:
+    """What is wrong with expansions, when these slots are free."""
+    expanded: set[int] = set()
+    for expansion in expansions:
+        number, share = expansion.launch, expansion.share
         run = launches.running.get(number)
-        if type(growth.predicted_ns) is not int or type(share) is not Share:
-            return f"lets launch {number} grow to {growth!r:.200}, expected a Growth"
-        if run is None or not run.launch.stops or run.state is not StrandState.RUNNING or number in grown:
-            return f"lets launch {number} grow, which cannot"
+        if type(expansion.predicted_ns) is not int or type(share) is not Share:
+            return f"lets launch {number} expand to {expansion!r:.200}, expected an Expansion"
+        if run is None or not run.launch.stops or run.state is not StrandState.RUNNING or number in expanded:
+            return f"lets launch {number} expand, which cannot"
         had = run.launch.share
         more = share.mask & ~had.mask
         if had.mask & ~share.mask or not more or (share.device, share.first) != (had.device, had.first):
-            return f"lets launch {number} grow from {had.cores} to {share.cores}, which are not more"
+            return f"lets launch {number} expand from {had.cores} to {share.cores}, which are not more"
         if more & ~free:
-            return f"lets launch {number} grow into cores {share.cores}, not all free"
+            return f"lets launch {number} expand into cores {share.cores}, not all free"
         free &= ~more
-        grown.add(number)
+        expanded.add(number)
     return None

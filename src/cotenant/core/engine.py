@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.accounts import Accounts
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, LookAhead, Probe, Release, Respond
 from cotenant.core.admission import Gate, gate_of, refusal, sizes_to_try
 from cotenant.core.batches import Batch, BegunBatches
 from cotenant.core.decisions import fault_of, is_behind
@@ -26,7 +26,7 @@ from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
-    LaunchGrew,
+    LaunchExpanded,
     LookAheadDue,
     ModelOpening,
     PolicyChanged,
@@ -110,7 +110,7 @@ class Engine:
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             QueryArrived: self._on_arrival,
             LaunchEnded: self._on_launch_ended,
-            LaunchGrew: self._on_launch_grew,
+            LaunchExpanded: self._on_launch_expanded,
             TimerFired: self._on_timer,
             **dict.fromkeys((QueryCancelled, QueryWithdrawn), self._on_cancel),
             **dict.fromkeys(_NOTES, self._on_note),
@@ -278,8 +278,8 @@ class Engine:
             due = self._launches.due(event.launch)
             actions += [self._launches.wake(each, self._batches.known[each.batch], now_ns) for each in due]
 
-    def _on_launch_grew(self, event: LaunchGrew, now_ns: int, actions: list[Action]) -> None:
-        self._launches.grew(event.launch)
+    def _on_launch_expanded(self, event: LaunchExpanded, now_ns: int, actions: list[Action]) -> None:
+        self._launches.expanded(event.launch)
 
     def _on_timer(self, event: TimerFired, now_ns: int, actions: list[Action]) -> None:
         self._expiries.timer_ns = None
@@ -394,7 +394,7 @@ class Engine:
 
     def _ask_to_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
         """Ask.START."""
-        if self._queues.waiting or self._batches.paused or self._launches.growable:
+        if self._queues.waiting or self._batches.paused or self._launches.expandable:
             free = self._launches.free_mask
             for mask in self._lane_masks:
                 if mask & free == mask:
@@ -455,9 +455,9 @@ class Engine:
             for start in starts:
                 is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
                 self._start(start, begun, is_part, now_ns, actions)
-        for growth in decision.grows:
-            self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
-            actions.append(Grow(growth.launch, growth.share))
+        for expansion in decision.expansions:
+            self._launches.expand(expansion.launch, expansion.share, expansion.predicted_ns)
+            actions.append(Expand(expansion.launch, expansion.share))
         if decision.again_ns > now_ns and not self._grouped:
             self._expiries.arm_at(decision.again_ns, actions)
         return decision
@@ -554,7 +554,7 @@ class Engine:
             start.predicted_ns,
             is_part,
             start.after,
-            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
+            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.is_expandable else (),
             start.basis,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))

@@ -38,8 +38,8 @@ class LaunchEnded(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchGrew:
-    """A launch goes on in the share of its Grow. Comes before its end, if at all."""
+class LaunchExpanded:
+    """A launch goes on in the share of its Expand. Comes before its end, if at all."""
 
     launch: int
 
@@ -191,7 +191,7 @@ MOMENTS: Mapping[type, Moment] = {QueryArrived: Moment.ARRIVAL, LookAheadDue: Mo
 Event = (
     QueryArrived
     | LaunchEnded
-    | LaunchGrew
+    | LaunchExpanded
     | TimerFired
     | QueryCancelled
     | TenantAdded

@@ -23,19 +23,19 @@ _LAUNCH, _END = StrandStep.LAUNCH, StrandStep.END
 
 
 class Launches:
-    """See above. `free_mask` are the slots that nobody holds, `growable` the launches that could take in more of them.
+    """See above. `free_mask` has the slots that no launch holds; `expandable` counts the launches that may get more.
 
     `count` numbers launches: the next one gets it.
     """
 
-    __slots__ = ("_needs", "_promised", "_sources", "count", "free_mask", "growable", "running", "waiting")
+    __slots__ = ("_needs", "_promised", "_sources", "count", "expandable", "free_mask", "running", "waiting")
 
     def __init__(self, free_mask: int) -> None:
         self.running: dict[int, Running] = {}
         self.waiting: dict[int, Launch] = {}
         self.free_mask = free_mask
         self.count = 0
-        self.growable = 0
+        self.expandable = 0
         self._needs: dict[int, set[int]] = {}
         """What each of those that wait still waits for."""
         self._sources: dict[int, dict[int, int]] = {}
@@ -86,7 +86,7 @@ class Launches:
         next_strand_state(run.state, _END, number)
         launch = run.launch
         if launch.stops and run.state is _RUNNING:
-            self.growable -= 1
+            self.expandable -= 1
         if self._sources:
             self.free_mask |= launch.share.mask & ~self._promised.pop(number, 0)
             for sources in self._sources.values():
@@ -140,24 +140,24 @@ class Launches:
             self.free_mask |= loose
         return len(gone)
 
-    def grow(self, number: int, share: Share, predicted_ns: int) -> None:
+    def expand(self, number: int, share: Share, predicted_ns: int) -> None:
         """A launch is to take in slots that are free."""
         run = self.running[number]
         self.free_mask &= ~share.mask
-        self.growable -= 1
+        self.expandable -= 1
         self.running[number] = structs.replace(
             run,
             launch=structs.replace(run.launch, share=share, predicted_ns=predicted_ns),
-            state=next_strand_state(run.state, StrandStep.GROW, number),
+            state=next_strand_state(run.state, StrandStep.EXPAND, number),
         )
 
-    def grew(self, number: int) -> None:
-        """It has them. Raises ProtocolViolationError when it was not asked to grow."""
+    def expanded(self, number: int) -> None:
+        """It has them. Raises ProtocolViolationError when no Expand was decided for it."""
         run = self.running.get(number)
         if run is None:
-            raise ProtocolViolationError(f"launch {number} grew, but it is not running")
-        self.running[number] = structs.replace(run, state=next_strand_state(run.state, StrandStep.GREW, number))
-        self.growable += 1
+            raise ProtocolViolationError(f"launch {number} expanded, but it does not run")
+        self.running[number] = structs.replace(run, state=next_strand_state(run.state, StrandStep.EXPANDED, number))
+        self.expandable += 1
 
     def waiting_of(self, batch: int) -> int:
         """How many launches of a batch wait."""
@@ -175,4 +175,4 @@ class Launches:
     def _start(self, launch: Launch, batch: Batch, now_ns: int, state: StrandState) -> None:
         self.running[launch.id] = Running(launch, batch, now_ns, next_strand_state(state, _LAUNCH, launch.id))
         if launch.stops:
-            self.growable += 1
+            self.expandable += 1

@@ -61,7 +61,7 @@ class StrandState(IntEnum):
     WAITING = auto()
     """It is decided and has its slots, and starts when the launches before it have ended."""
     RUNNING = auto()
-    GROWING = auto()
+    EXPANDING = auto()
     """It runs, and has been given slots that it has not taken in yet."""
     ENDED = auto()
 
@@ -73,8 +73,8 @@ class StrandStep(IntEnum):
     WAIT = auto()
     CANCEL = auto()
     """Nobody waits for its batch any more, or that cannot go on: it never runs."""
-    GROW = auto()
-    GREW = auto()
+    EXPAND = auto()
+    EXPANDED = auto()
     END = auto()
 
 
@@ -166,8 +166,8 @@ BATCH_TRANSITIONS: dict[BatchState, dict[BatchStep, BatchState]] = {
 STRAND_TRANSITIONS: dict[StrandState, dict[StrandStep, StrandState]] = {
     StrandState.NEW: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.WAIT: StrandState.WAITING},
     StrandState.WAITING: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.CANCEL: StrandState.ENDED},
-    StrandState.RUNNING: {StrandStep.GROW: StrandState.GROWING, StrandStep.END: StrandState.ENDED},
-    StrandState.GROWING: {StrandStep.GREW: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
+    StrandState.RUNNING: {StrandStep.EXPAND: StrandState.EXPANDING, StrandStep.END: StrandState.ENDED},
+    StrandState.EXPANDING: {StrandStep.EXPANDED: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
     StrandState.ENDED: {},
 }
 

@@ -161,8 +161,8 @@ class Start(Struct, frozen=True, gc=False):
     units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
     the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
-    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `basis`
-    is a record (a Struct) that the launch carries for the policy's technique; see Launch.
+    It may have slots that they hold now. With `is_expandable` the launch can get more slots at the cuts that it passes.
+    `basis` is a record (a Struct) that the launch carries for the policy's technique; see Launch.
     """
 
     work: Work
@@ -171,11 +171,11 @@ class Start(Struct, frozen=True, gc=False):
     predicted_ns: int
     batch: int | None = None
     after: tuple[int, ...] = ()
-    grows: bool = False
+    is_expandable: bool = False
     basis: object = None
 
 
-class Growth(Struct, frozen=True, gc=False):
+class Expansion(Struct, frozen=True, gc=False):
     """Let a launch under way take in free slots of its device: it had a part of `share`.
 
     `predicted_ns` is what it is believed to take now, from its start to its end.
@@ -197,7 +197,7 @@ class Drop:
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
+    """What a policy wants now. Drops are carried out first, expansions last. `memory` is handed to the next decision.
 
     The starts of one decision begin together. A policy is asked again at `again_ns`, a later time, if something waits
     then and a lane is free; one of groups, if no group waits behind the one that runs.
@@ -206,7 +206,7 @@ class Decision(Struct, frozen=True, gc=False):
     starts: tuple[Start, ...] = ()
     drops: tuple[Drop, ...] = ()
     memory: object = None
-    grows: tuple[Growth, ...] = ()
+    expansions: tuple[Expansion, ...] = ()
     again_ns: int = 0
 
 
@@ -224,7 +224,7 @@ class Ask(Enum):
     """What the engine asks a policy for, and when."""
 
     START = auto()
-    """Launches for free lanes: if something waits, is paused or could grow, and one of the lanes is free."""
+    """Launches for free lanes: if something waits, is paused or could expand, and one of the lanes is free."""
     SELECT = auto()
     """Launches, and drops of what cannot be in time: if something waits, even while no lane is free."""
     GROUP = auto()

@@ -14,7 +14,7 @@ from itertools import groupby
 from math import exp, log
 from typing import Self
 
-from cotenant.core.actions import Action, Grow, Launch, Respond, group_of
+from cotenant.core.actions import Action, Expand, Launch, Respond, group_of
 from cotenant.core.admission import most_cores
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.snapshot import Policy
@@ -309,7 +309,7 @@ class OnlineModel:
         elif started:
             self._started(started, time_ns)
         for action in actions:
-            if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
+            if isinstance(action, Expand):  # what it takes now, nobody has predicted from its start on
                 self._launched.pop(action.launch, None)
         if isinstance(event, LaunchEnded):
             self._ended(event.launch, time_ns, event.error is not None)

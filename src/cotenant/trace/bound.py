@@ -112,7 +112,7 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
             tenants[event["tenant"]["name"]] = convert(event["tenant"], Tenant)
         elif record.kind == "PredictorChanged" and not tables.keys() >= event["predictor"]["tables"].keys():
             tables = convert(event["predictor"]["tables"], dict[str, LatencyTable]) | tables
-        elif record.kind == "LaunchGrew":
+        elif record.kind == "LaunchExpanded":
             running.pop(event["launch"], None)  # its time is of several sizes
         elif record.kind == "LaunchEnded" and event["launch"] in running:
             start_ns, work, size = running.pop(event["launch"])

@@ -40,6 +40,9 @@ _MOST_RECORDS = 1 << 12
 
 _MISSING = b'"EventsMissing",'
 
+_RENAMED_KINDS = {"Grow": "Expand", "LaunchGrew": "LaunchExpanded"}
+"""Kinds of events and actions that older traces name otherwise, by their old name."""
+
 
 class TraceError(CotenantError):
     """A log cannot be used: names the file, the line and what was expected."""
@@ -290,7 +293,7 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = Record(*_RECORD.decode(line), where)
+                record = Record(*_with_current_names(*_RECORD.decode(line)), where)
             except UNREADABLE as error:
                 raise TraceError(f"{where} is not a record ({error})") from None
             try:
@@ -298,6 +301,16 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             except (CotenantError, *UNREADABLE) as error:
                 raise TraceError(f"{where} does not follow from those before it ({error})") from None
             yield record if len(known) == len(record.actions) else replace(record, actions=known)
+
+
+def _with_current_names(
+    time_ns: int, kind: str, event: dict[str, Any], actions: list[tuple[str, dict[str, Any]]]
+) -> tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """The parts of a record, with the names that older traces use replaced by those of this version."""
+    for at, (name, action) in enumerate(actions):
+        if name in _RENAMED_KINDS:
+            actions[at] = _RENAMED_KINDS[name], action
+    return time_ns, _RENAMED_KINDS.get(kind, kind), event, actions
 
 
 def missing_events(path: Path) -> int:

@@ -75,7 +75,7 @@ class Run(_Message, frozen=True):
     """As one: their rows are nobody's business in a worker."""
 
 
-class GrowRun(_Message, frozen=True):
+class ExpandRun(_Message, frozen=True):
     """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
 
     launch: int
@@ -135,8 +135,8 @@ class Ended(_Message, frozen=True):
     stolen_ns: int = 0
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun
-FromWorker = Started | Ready | SessionsPrepared | Refused | GrowRun | Ended
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | ExpandRun
+FromWorker = Started | Ready | SessionsPrepared | Refused | ExpandRun | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

@@ -286,7 +286,7 @@ class _PlanWorld:
         self._ends += [(end_ns, number) for number in mates]
         heapify(self._ends)
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:

@@ -2,13 +2,13 @@
 
 A launch runs its units one after another on the cores of its share, each as the implementation that its version names.
 A unit takes max(its time alone, its bytes / its part of the bandwidth); the bandwidth is shared max-min fairly between
-the units that run, every thread counted as one who asks, and changes with every start, growth and end of a unit.
+the units that run, every thread counted as one who asks, and changes with every start, expansion and end of a unit.
 Launches hold cores of their own: nobody waits for a core here.
 
 A launch that starts with fewer cores than it wants (`BlockBasis.wanted`) first pays a conflict cost: threads have to be
-made and moved when it grows. VELTAIR measured a mean of 220 us and a median of 100 us per layer (figure 5b), so the
+made and moved when it expands. VELTAIR measured a mean of 220 us and a median of 100 us per layer (figure 5b), so the
 cost is drawn from a log-normal law of these two; the same query pays the same at the same unit under every policy.
-It grows at the next of its stops. `weights` of a query are cold only so far as the tables say it.
+It expands at the next of its stops. `weights` of a query are cold only so far as the tables say it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _ManyCoreRun(NamedTuple):
     cores: int
     rows: int
     wider: int
-    """Cores from the next stop on; 0 when it does not grow."""
-    grew: bool
+    """Cores from the next stop on; 0 when it does not expand."""
+    expanded: bool
     left: int
     """Work of the present unit, in parts of a nanosecond."""
     stall_ns: int
@@ -137,7 +137,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         )
         self._add(run._replace(left=run.cost[0] * FULL))
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World."""
         self._forget(now_ns)
         self._steps = [
@@ -148,14 +148,14 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
     def _event_of(self, runs: tuple[_ManyCoreRun, ...]) -> WorldEvent | None:
         best: _ManyCoreRun | None = None
         for run in runs:
-            if (run.grew or run.unit == run.end) and (
-                best is None or (not run.grew, run.id) < (not best.grew, best.id)
+            if (run.expanded or run.unit == run.end) and (
+                best is None or (not run.expanded, run.id) < (not best.expanded, best.id)
             ):
                 best = run
-        return None if best is None else WorldEvent(best.id, grew=best.grew)
+        return None if best is None else WorldEvent(best.id, expanded=best.expanded)
 
     def _handed_out(self, run: _ManyCoreRun) -> _ManyCoreRun | None:
-        return run._replace(grew=False) if run.grew else None
+        return run._replace(expanded=False) if run.expanded else None
 
     def _after(self, now_ns: int, runs: tuple[_ManyCoreRun, ...]) -> tuple[int, tuple[_ManyCoreRun, ...]] | None:
         active = [run for run in runs if run.begin_ns <= now_ns and run.unit < run.end]
@@ -173,7 +173,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
 
 
 def _widened(run: _ManyCoreRun, cores: int) -> _ManyCoreRun:
-    """A launch that is to grow, where it has a stop left."""
+    """A launch that is to expand, where it has a stop left."""
     can = any(run.unit < stop < run.end for stop in run.stops)
     return run._replace(wider=min(cores, run.costs.cores)) if can else run
 
@@ -188,7 +188,7 @@ def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
     unit = run.unit if run.stall_ns else run.unit + 1
     after = run._replace(unit=unit, stall_ns=0)
     if after.wider and unit in run.stops and unit < run.end:
-        after = after._replace(cores=after.wider, wider=0, grew=True)
+        after = after._replace(cores=after.wider, wider=0, expanded=True)
     return after._replace(left=after.cost[0] * FULL) if unit < run.end else after._replace(left=0)
 
 
