@@ -2,7 +2,7 @@
 
 As in `test_sim_golden`, every decision is kept byte for byte: of applications, of policies and beliefs that change in
 the middle, of tenants that come, go and are suspended, of cautious policies, of groups that a fitted predictor is asked
-about, of a plan file that is served, and of strands: parts of batches, launches that wait, and ones that grow.
+about, of a plan file that is served, and of tasks: parts of batches, launches that wait, and launches that expand.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
 from plan_samples import CPU, latencies
 from scenario import MS, ONE_LANE, TWO_LANES
-from strands import STRANDS, Branches, Expanding, Halves, Pointers
+from task_policies import TASK_POLICIES, Branches, Expanding, Halves, Pointers
 
 FOUR_LANES = tuple(Share((core,)) for core in range(4))
 SHARES = (Share((0,), "cuda:0"), Share((1, 2), "cuda:0"))
@@ -322,7 +322,7 @@ CHANGES: dict[str, Change] = {
         PLAN_TENANTS,
         range(4),
     ),
-    "strands-halves": Change(
+    "tasks-halves": Change(
         Halves(TWO_LANES),
         [
             *at(60, QueryCancelled(4)),
@@ -333,26 +333,26 @@ CHANGES: dict[str, Change] = {
         tenants=[replace(tenant, splits=(tenant.cuts,)) for tenant in TENANTS],
         failure_rate=0.1,
     ),
-    "strands-branches": Change(
+    "tasks-branches": Change(
         Branches(TWO_DEVICES.devices),
         at(300, TenantRemoved("detect", "the model was unloaded")),
         queries=workload(0.8),
         machine=TWO_DEVICES,
         failure_rate=0.1,
     ),
-    "strands-pointers": Change(
+    "tasks-pointers": Change(
         Pointers(TWO_LANES),
         at(230, PolicyChanged(Edf(TWO_LANES))),  # while launches wait
         queries=workload(1.2),
         failure_rate=0.1,
     ),
-    "strands-growing": Change(Expanding(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
+    "tasks-expanding": Change(Expanding(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
 }
 
 
 def policy_of(name: str, options: dict[str, Any]) -> Policy:
     """One of this repository, or of the tests."""
-    return msgspec.convert(options, STRANDS[name]) if name in STRANDS else rebuild_policy(name, options)
+    return msgspec.convert(options, TASK_POLICIES[name]) if name in TASK_POLICIES else rebuild_policy(name, options)
 
 
 @pytest.mark.parametrize("run", CHANGES)

@@ -129,11 +129,11 @@ def test_a_replay_writes_the_same_lines(tmp_path: Path) -> None:
 
 
 def test_a_trace_with_the_old_names_of_expansions_is_read(tmp_path: Path) -> None:
-    golden = (GOLDEN / "strands-growing.jsonl").read_bytes()
+    golden = (GOLDEN / "tasks-expanding.jsonl").read_bytes()
     old = golden.replace(b'"Expand"', b'"Grow"').replace(b'"LaunchExpanded"', b'"LaunchGrew"')
     assert old.count(b'"Grow"') == golden.count(b'"Expand"') > 0
     (tmp_path / "old").write_bytes(old)
-    assert list(trace.read(tmp_path / "old")[1]) == list(trace.read(GOLDEN / "strands-growing.jsonl")[1])
+    assert list(trace.read(tmp_path / "old")[1]) == list(trace.read(GOLDEN / "tasks-expanding.jsonl")[1])
 
 
 def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path: Path) -> None:

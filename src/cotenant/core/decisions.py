@@ -10,7 +10,7 @@ from msgspec import Struct, UnsetType
 
 from cotenant.core.batches import Batch
 from cotenant.core.launches import Launches
-from cotenant.core.lifecycle import BatchState, QueryState, StrandState
+from cotenant.core.lifecycle import BatchState, QueryState, TaskState
 from cotenant.core.queues import Live, TenantQueue, are_mergeable
 from cotenant.core.snapshot import Decision, Expansion, Start
 from cotenant.types import LossCause, Tenant
@@ -181,7 +181,7 @@ def _expansion_fault(expansions: Iterable[Expansion], launches: Launches, free: 
         run = launches.running.get(number)
         if type(expansion.predicted_ns) is not int or type(share) is not Share:
             return f"lets launch {number} expand to {expansion!r:.200}, expected an Expansion"
-        if run is None or not run.launch.stops or run.state is not StrandState.RUNNING or number in expanded:
+        if run is None or not run.launch.stops or run.state is not TaskState.RUNNING or number in expanded:
             return f"lets launch {number} expand, which cannot"
         had = run.launch.share
         more = share.mask & ~had.mask

@@ -13,13 +13,13 @@ from msgspec import structs
 
 from cotenant.core.actions import Launch
 from cotenant.core.batches import Batch
-from cotenant.core.lifecycle import StrandState, StrandStep, next_strand_state
+from cotenant.core.lifecycle import TaskState, TaskStep, next_task_state
 from cotenant.core.snapshot import Running
 from cotenant.errors import ProtocolViolationError
 from cotenant.work import Share
 
-_NEW, _RUNNING, _WAITING = StrandState.NEW, StrandState.RUNNING, StrandState.WAITING
-_LAUNCH, _END = StrandStep.LAUNCH, StrandStep.END
+_NEW, _RUNNING, _WAITING = TaskState.NEW, TaskState.RUNNING, TaskState.WAITING
+_LAUNCH, _END = TaskStep.LAUNCH, TaskStep.END
 
 
 class Launches:
@@ -70,7 +70,7 @@ class Launches:
                 sources[other] = taken
                 self._promised[other] = self._promised.get(other, 0) | taken
                 rest &= ~taken
-        next_strand_state(_NEW, StrandStep.WAIT, number)
+        next_task_state(_NEW, TaskStep.WAIT, number)
         self.waiting[number] = launch
         self._needs[number] = needs
         return False
@@ -83,7 +83,7 @@ class Launches:
         run = self.running.pop(number, None)
         if run is None:
             raise ProtocolViolationError(f"launch {number} ended, but it is not running")
-        next_strand_state(run.state, _END, number)
+        next_task_state(run.state, _END, number)
         launch = run.launch
         if launch.stops and run.state is _RUNNING:
             self.expandable -= 1
@@ -120,7 +120,7 @@ class Launches:
         gone = [launch for launch in self.waiting.values() if launch.batch == batch]
         for launch in reversed(gone):
             number = launch.id
-            next_strand_state(_WAITING, StrandStep.CANCEL, number)
+            next_task_state(_WAITING, TaskStep.CANCEL, number)
             del self.waiting[number]
             needs, sources = self._needs.pop(number), self._sources.pop(number)
             for heir, others in self._needs.items():
@@ -148,7 +148,7 @@ class Launches:
         self.running[number] = structs.replace(
             run,
             launch=structs.replace(run.launch, share=share, predicted_ns=predicted_ns),
-            state=next_strand_state(run.state, StrandStep.EXPAND, number),
+            state=next_task_state(run.state, TaskStep.EXPAND, number),
         )
 
     def expanded(self, number: int) -> None:
@@ -156,7 +156,7 @@ class Launches:
         run = self.running.get(number)
         if run is None:
             raise ProtocolViolationError(f"launch {number} expanded, but it does not run")
-        self.running[number] = structs.replace(run, state=next_strand_state(run.state, StrandStep.EXPANDED, number))
+        self.running[number] = structs.replace(run, state=next_task_state(run.state, TaskStep.EXPANDED, number))
         self.expandable += 1
 
     def waiting_of(self, batch: int) -> int:
@@ -172,7 +172,7 @@ class Launches:
         """Whether a batch that runs has ended when its launches under way have."""
         return batch.until == batch.tenant.cuts[-1] and not self.waiting_of(batch.id)
 
-    def _start(self, launch: Launch, batch: Batch, now_ns: int, state: StrandState) -> None:
-        self.running[launch.id] = Running(launch, batch, now_ns, next_strand_state(state, _LAUNCH, launch.id))
+    def _start(self, launch: Launch, batch: Batch, now_ns: int, state: TaskState) -> None:
+        self.running[launch.id] = Running(launch, batch, now_ns, next_task_state(state, _LAUNCH, launch.id))
         if launch.stops:
             self.expandable += 1

@@ -1,4 +1,4 @@
-"""The literal transition tables: what may happen to a query, a batch, a strand and an engine, and where it leads.
+"""The literal transition tables: what may happen to a query, a batch, a task and an engine, and where it leads.
 
 A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
 """
@@ -38,7 +38,7 @@ class BatchState(IntEnum):
 
     NEW = auto()
     RUNNING = auto()
-    """Strands of it run, or wait for others."""
+    """Tasks of it run, or wait for other launches."""
     PAUSED = auto()
     DOOMED = auto()
     """Still running, though nobody waits for it any more."""
@@ -54,8 +54,8 @@ class BatchStep(IntEnum):
     ABANDON = auto()
 
 
-class StrandState(IntEnum):
-    """Where a strand is: what one launch runs of a batch."""
+class TaskState(IntEnum):
+    """State of a task: the part of a batch that one launch runs."""
 
     NEW = auto()
     WAITING = auto()
@@ -66,8 +66,8 @@ class StrandState(IntEnum):
     ENDED = auto()
 
 
-class StrandStep(IntEnum):
-    """What happens to a strand."""
+class TaskStep(IntEnum):
+    """What happens to a task."""
 
     LAUNCH = auto()
     WAIT = auto()
@@ -163,12 +163,12 @@ BATCH_TRANSITIONS: dict[BatchState, dict[BatchStep, BatchState]] = {
 }
 
 
-STRAND_TRANSITIONS: dict[StrandState, dict[StrandStep, StrandState]] = {
-    StrandState.NEW: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.WAIT: StrandState.WAITING},
-    StrandState.WAITING: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.CANCEL: StrandState.ENDED},
-    StrandState.RUNNING: {StrandStep.EXPAND: StrandState.EXPANDING, StrandStep.END: StrandState.ENDED},
-    StrandState.EXPANDING: {StrandStep.EXPANDED: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
-    StrandState.ENDED: {},
+TASK_TRANSITIONS: dict[TaskState, dict[TaskStep, TaskState]] = {
+    TaskState.NEW: {TaskStep.LAUNCH: TaskState.RUNNING, TaskStep.WAIT: TaskState.WAITING},
+    TaskState.WAITING: {TaskStep.LAUNCH: TaskState.RUNNING, TaskStep.CANCEL: TaskState.ENDED},
+    TaskState.RUNNING: {TaskStep.EXPAND: TaskState.EXPANDING, TaskStep.END: TaskState.ENDED},
+    TaskState.EXPANDING: {TaskStep.EXPANDED: TaskState.RUNNING, TaskStep.END: TaskState.ENDED},
+    TaskState.ENDED: {},
 }
 
 SERVICE_TRANSITIONS: dict[ServiceState, dict[ServiceStep, ServiceState]] = {
@@ -203,9 +203,9 @@ def next_batch_state(state: BatchState, step: BatchStep, batch: int) -> BatchSta
         raise ProtocolViolationError(f"batch {batch}: {step.name} cannot happen while {state.name}") from None
 
 
-def next_strand_state(state: StrandState, step: StrandStep, launch: int) -> StrandState:
+def next_task_state(state: TaskState, step: TaskStep, launch: int) -> TaskState:
     """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
     try:
-        return STRAND_TRANSITIONS[state][step]
+        return TASK_TRANSITIONS[state][step]
     except KeyError:
         raise ProtocolViolationError(f"launch {launch}: {step.name} cannot happen while {state.name}") from None

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.actions import Launch
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Group, Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.types import LossCause, Query, Tenant
@@ -129,7 +129,7 @@ class Running(Struct, frozen=True, gc=False):
     launch: Launch
     batch: BatchView
     started_ns: int
-    state: StrandState = StrandState.RUNNING
+    state: TaskState = TaskState.RUNNING
 
 
 class Snapshot(Struct, frozen=True, gc=False):

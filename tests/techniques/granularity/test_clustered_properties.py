@@ -19,7 +19,7 @@ from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, Joint
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Tenant
 from cotenant.work import Machine
-from strand_books import Books
+from task_books import Books
 
 MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1), "cuda:1": (0,)})
 LANES = tuple(MACHINE.share((core,)) for core in range(3))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from cotenant.core.admission import hopeless
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Expansion, QueueView, Running, Snapshot, Start
 from cotenant.policies.decision_context import DecisionContext
 from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
@@ -23,7 +23,7 @@ from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
-_RUNNING = StrandState.RUNNING
+_RUNNING = TaskState.RUNNING
 _MOST_WAITING = 32
 """Waiting queries of one queue that one decision looks at, hopeless ones apart; those behind hardly go before these."""
 _first = attrgetter("first")

@@ -1,4 +1,4 @@
-"""Strands on real executors: parts of a batch, branches side by side, launches that wait, and ones that grow."""
+"""Tasks on real executors: parts of a batch, branches side by side, launches that wait, and launches that expand."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from here_workers import HereWorker, here_workers
-from strands import Branches, Expanding, Halves, Middle, Pointers
 from strict_engine import StrictEngine as Engine
+from task_policies import Branches, Expanding, Halves, Middle, Pointers
 
 WAIT_S = 20.0
 TWO_LANES = (Share((0,)), Share((1,)))
@@ -57,7 +57,7 @@ def torch_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
             made = self.norm(self.layers[2](torch.relu(self.layers[1](first))))
             return {"y": self.layers[4](self.layers[3](made) + first)}
 
-    path = tmp_path_factory.mktemp("strands") / "deep.pt2"
+    path = tmp_path_factory.mktemp("tasks") / "deep.pt2"
     saved(Deep().eval(), {"x": torch.ones(2, WIDTH)}, path, {"x": {0: torch.export.Dim("rows", min=1, max=64)}})
     with open_model(path, cache_dir=path.parent / "cache") as opened:
         yield opened
@@ -81,7 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
         helper.make_node("MatMul", ["t", "w9"], ["y"]),
     ]
     value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("rows", WIDTH)) for n in "xy"]
-    path = tmp_path_factory.mktemp("strands") / "wide.onnx"
+    path = tmp_path_factory.mktemp("tasks") / "wide.onnx"
     graph = helper.make_graph(nodes, "wide", value[:1], value[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     with SegmentedModel.open(path, cache_dir=path.parent / "cache") as opened:

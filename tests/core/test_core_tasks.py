@@ -1,4 +1,4 @@
-"""Strands in the engine, event by event: parts that meet, launches that wait, what becomes of them, and expansion."""
+"""Tasks in the engine, event by event: parts that meet, launches that wait, what becomes of them, and expansion."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_strands_that_break_the_contract_are_caught_and_not_booked(case: str) -> None:
+def test_tasks_that_break_the_contract_are_caught_and_not_booked(case: str) -> None:
     wrong, text = WRONG[case]
     core = engine(wrong, Decision(HALVES))
     with pytest.raises(ProtocolViolationError, match=text):

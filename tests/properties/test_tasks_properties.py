@@ -1,4 +1,4 @@
-"""Whatever strands a policy launches: each unit of each row runs once, slots have one owner, all queries end."""
+"""Whatever tasks a policy launches: each unit of each row runs once, slots have one owner, all queries end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Expansion, PolicySpec, Snapshot, Start
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
-from strand_books import Books
+from task_books import Books
 
 MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1)})
 TENANTS = {
@@ -112,7 +112,7 @@ class Wild:
                 for lane in self.lanes
                 if lane.device == had.device and self.free & lane.mask and not had.mask & lane.mask
             ]
-            if run.launch.stops and run.state is StrandState.RUNNING and more and self.random.random() < 0.7:
+            if run.launch.stops and run.state is TaskState.RUNNING and more and self.random.random() < 0.7:
                 share = Share((*had.cores, *self.random.sample(more, self.random.randint(1, len(more)))), *_place(had))
                 self.free &= ~share.mask
                 found.append(Expansion(number, share, 5))
@@ -142,7 +142,7 @@ def walk(random: Random, steps: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 60))
-def test_any_strands_keep_the_contract(random: Random, steps: int) -> None:
+def test_any_tasks_keep_the_contract(random: Random, steps: int) -> None:
     walk(random, steps)
 
 

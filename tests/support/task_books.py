@@ -20,7 +20,7 @@ from cotenant.core.events import (
     TenantResumed,
     TenantSuspended,
 )
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.snapshot import Policy, Snapshot
 from cotenant.predict.table import TablePredictor
 from cotenant.types import Outcome, Query, Tenant
@@ -213,7 +213,7 @@ class Books:
         for number, run in snapshot.running.items():
             assert held & run.launch.share.mask == 0, "two launches on one slot"
             held |= run.launch.share.mask
-            assert (run.state is StrandState.EXPANDING) == (number in self.expanding)
+            assert (run.state is TaskState.EXPANDING) == (number in self.expanding)
         assert held & snapshot.free_mask == 0
         assert snapshot.waiting.keys() == self.enqueued.keys() - self.gone
         for launch in snapshot.waiting.values():
