@@ -100,11 +100,11 @@ def whole_models(policy: str, count: int, load: float) -> dict[str, object]:
 
 
 def segments(count: int) -> dict[str, object]:
-    """ResNet-50 as 54 segments, left and chosen again at every cut (stretch 0), 90 % load."""
+    """ResNet-50 as 54 segments, left and chosen again at every cut (slack share 0), 90 % load."""
     tenant = Tenant("resnet50", 10 * RESNET50_NS, cuts=tuple(range(RESNET50_UNITS + 1)))
     predictor = TablePredictor({"resnet50": table(RESNET50_NS, RESNET50_UNITS)})
     engine = Engine(
-        [tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, stretch=0.0), predictor, Machine.cpu(_LANE.cores)
+        [tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, slack_share=0.0), predictor, Machine.cpu(_LANE.cores)
     )
     seconds, cpu_s, outcomes = _run(engine, predictor, poisson_queries([tenant], 0.9e9 / RESNET50_NS, count, SEED))
     done = outcomes[Outcome.ANSWERED] + outcomes[Outcome.LATE]

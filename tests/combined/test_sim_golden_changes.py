@@ -1,8 +1,9 @@
 """Golden traces of runs in which something changes, or whose queries are more than one launch.
 
 As in `test_sim_golden`, every decision is kept byte for byte: of applications, of policies and beliefs that change in
-the middle, of tenants that come, go and are suspended, of cautious policies, of groups that a fitted predictor is asked
-about, of a plan file that is served, and of tasks: parts of batches, launches that wait, and launches that expand.
+the middle, of tenants that come, go and are suspended, of tail-aware policies, of groups that a fitted predictor is
+asked about, of a plan file that is served, and of tasks: parts of batches, launches that wait, and launches that
+expand.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ CHANGES: dict[str, Change] = {
         failure_rate=0.05,
     ),
     "policy-changed": Change(
-        Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0),
+        Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, slack_share=0.0),
         [
             *at(60, TenantSuspended("detect", "its worker died"), TenantSuspended("embed", "its worker died")),
             *at(170, PolicyChanged(Clockwork(ONE_LANE))),  # while queries of suspended tenants wait
@@ -236,7 +237,7 @@ CHANGES: dict[str, Change] = {
         queries=workload(1.3),
     ),
     "tenants": Change(
-        Edf(ONE_LANE, stretch=0.0),
+        Edf(ONE_LANE, slack_share=0.0),
         [
             *at(155, TenantSuspended("detect", "its worker died")),  # what its launch makes is lost
             *at(184, QueryCancelled(10)),  # while it runs
@@ -254,8 +255,8 @@ CHANGES: dict[str, Change] = {
         queries=workload(1.1),
         failure_rate=0.25,
     ),
-    "edf-cautious": Change(
-        Edf(ONE_LANE, cautious=True),
+    "edf-tail-aware": Change(
+        Edf(ONE_LANE, tail_aware=True),
         [
             *at(200, PredictorChanged(BELIEVED.scaled(SLOWER).with_margin(MARGIN))),
             *at(350, PredictorChanged(BELIEVED.with_margin(WIDER))),
@@ -263,7 +264,7 @@ CHANGES: dict[str, Change] = {
         SURE,
         workload(1.2),
     ),
-    "overlap-lanewise": Change(Overlap(TWO_LANES, barrier=False, stretch=0.5), (), SURE, workload(1.2)),
+    "overlap-lanewise": Change(Overlap(TWO_LANES, barrier=False, slack_share=0.5), (), SURE, workload(1.2)),
     "overlap-fitted": Change(
         Overlap(TWO_LANES),
         [
@@ -284,7 +285,7 @@ CHANGES: dict[str, Change] = {
         workload(1.2),
     ),
     "overlap-four-lanes": Change(
-        Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, stretch=0.0, repeat=False),
+        Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, slack_share=0.0, repeat=False),
         (),
         FITTED,
         workload(1.6),
@@ -295,12 +296,14 @@ CHANGES: dict[str, Change] = {
         [
             *at(160, PolicyChanged(Clockwork(SHARES))),
             *at(300, PolicyChanged(DutyCycle(SHARES, rounds=ROUNDS, lend=False))),
-            *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, cautious=True)), PredictorChanged(SURE)),
+            *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, tail_aware=True)), PredictorChanged(SURE)),
         ],
         queries=tight(1.3),
         cores=range(3),
     ),
-    "duty-cycle-crowded": Change(DutyCycle(TWO_LANES, preempt=True, stretch=0.3, rounds=ROUNDS), queries=workload(2.0)),
+    "duty-cycle-crowded": Change(
+        DutyCycle(TWO_LANES, preempt=True, slack_share=0.3, rounds=ROUNDS), queries=workload(2.0)
+    ),
     "duty-cycle-groups": Change(
         DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(PAIRED,)),
         [
@@ -383,7 +386,7 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
         '"part":true',
         '"ahead":true',
         '"barrier":false',
-        '"cautious":true',
+        '"tail_aware":true',
         '"part_of"',
         '"device":"cuda:0"',
     ):

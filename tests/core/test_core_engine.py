@@ -218,7 +218,7 @@ def test_a_failed_launch_fails_its_queries_and_releases_the_batch() -> None:
 
 def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_alone() -> None:
     """One of them is at fault, the others are answered; who left before is not asked, and no newcomer joins them."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2, 3, 4):
         core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
@@ -248,7 +248,7 @@ def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_a
 
 def test_the_members_of_a_batch_in_which_a_worker_died_are_run_alone() -> None:
     """In halves, whoever kills workers would kill one at each step."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2, 3, 4):
         core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
@@ -278,7 +278,7 @@ def test_who_comes_back_waits_in_the_order_of_the_policy_of_that_time() -> None:
 
 def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
     """The rows of those who left are still in the tensors, and may be what made it fail."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2):
         core.handle(QueryArrived(query(number, "b")), 0)
@@ -291,7 +291,7 @@ def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
 
 
 def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     core.handle(QueryArrived(query(1)), 1)  # more urgent: goes on at the cut
     core.handle(LaunchEnded(0), 10 * MS)
@@ -343,7 +343,7 @@ def test_a_batch_in_its_last_launch_ends_with_the_old_model() -> None:
 
 
 def test_a_batch_that_would_need_another_launch_is_run_anew() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     [launch] = core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     assert isinstance(launch, Launch)
     assert (launch.work.end, core.ending("b")) == (2, frozenset())
@@ -356,7 +356,7 @@ def test_a_batch_that_would_need_another_launch_is_run_anew() -> None:
 
 
 def test_a_paused_batch_is_run_anew_too() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     core.handle(QueryArrived(query(1)), 1)
     core.handle(LaunchEnded(0), 10 * MS)
@@ -399,7 +399,7 @@ def test_who_is_not_there_cannot_be_changed() -> None:
 @pytest.mark.parametrize("drop", list(DropRule))
 def test_a_paused_batch_ends_when_its_time_has_come(drop: DropRule) -> None:
     """Behind more urgent load, for ever: at the client's own time-out, and at the deadline if the rule says so."""
-    core = engine(drop, stretch=0.0)
+    core = engine(drop, slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=300 * MS, expiry_ns=400 * MS)), 0)
     core.handle(QueryArrived(query(1, rank=0)), 1)
     actions = core.handle(LaunchEnded(0), 20 * MS)
@@ -435,7 +435,7 @@ def test_cancelling_a_running_query_frees_the_lane_only_when_the_launch_ends() -
 
 
 def test_a_member_that_is_cancelled_leaves_its_batch_running_for_the_others() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2):
         core.handle(QueryArrived(query(number, "b")), 0)

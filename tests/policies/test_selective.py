@@ -59,7 +59,7 @@ def in_time(
         for each in TENANTS
     ]
     made = play(
-        policy_class(policy)(TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=0.0), tenants, PREDICTOR, queries
+        policy_class(policy)(TWO_LANES, DropRule.HOPELESS, preempt=True, slack_share=0.0), tenants, PREDICTOR, queries
     )
     return Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
 

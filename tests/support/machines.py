@@ -121,10 +121,10 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         drop=st.sampled_from(DropRule),
         lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
-        stretch=st.sampled_from([0.0, 0.1, 1.0]),
+        slack_share=st.sampled_from([0.0, 0.1, 1.0]),
     )
-    def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
-        made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
+    def start(self, drop: DropRule, lanes: Any, slack_share: float) -> None:
+        made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, slack_share)
         self.policy = replace(made, **self.options)
         self.asks_again = getattr(self.policy, "enqueue_ms", 0.0) > 0
         self.partitions = set(self.policy.spec.shares)

@@ -90,8 +90,8 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
             "lanes": [{"cores": [0, 1], "device": "cpu", "first": 0}],
             "drop": "hopeless",
             "preempt": True,
-            "stretch": 0.1,
-            "cautious": True,
+            "slack_share": 0.1,
+            "tail_aware": True,
             "widen": 1,
         },
         {"cpu": CORES},
@@ -134,6 +134,17 @@ def test_a_trace_with_the_old_names_of_expansions_is_read(tmp_path: Path) -> Non
     assert old.count(b'"Grow"') == golden.count(b'"Expand"') > 0
     (tmp_path / "old").write_bytes(old)
     assert list(trace.read(tmp_path / "old")[1]) == list(trace.read(GOLDEN / "tasks-expanding.jsonl")[1])
+
+
+def test_a_trace_with_the_old_names_of_options_is_read_and_replayed(tmp_path: Path) -> None:
+    golden = (GOLDEN / "policy-changed.jsonl").read_bytes()
+    old = golden.replace(b'"tail_aware":', b'"cautious":').replace(b'"slack_share":', b'"stretch":')
+    assert old.count(b'"stretch":') > 1
+    (tmp_path / "old").write_bytes(old)
+    head, records = trace.read(tmp_path / "old")
+    assert head == trace.read(GOLDEN / "policy-changed.jsonl")[0]
+    lines = [line for _, line in trace.replay(head, records, rebuild_policy)]
+    assert lines == golden.splitlines()[1:]
 
 
 def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path: Path) -> None:

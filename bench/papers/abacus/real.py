@@ -2,7 +2,7 @@
 
 All pairs of five quick-start models, one query a request over HTTP, open loop, Poisson, each tenant asking for the same
 share of work. Our servers drop by prediction, have a worker process a tenant and differ in their policy alone; overlap
-has groups measured and a predictor fitted before, and is cautious edf where these say that it needs no barrier.
+has groups measured and a predictor fitted before, and is tail-aware edf where these say that it needs no barrier.
 MLServer has no drop rule; spinning is off everywhere. All servers are up all the time, and the runs of a pair take
 turns, with the same arrivals. Capacity is measured for each pair as the rate of a closed loop under fcfs without drops,
 with the client on the same cores. Single runs of a few seconds differ by many points whoever serves, so that overlap
@@ -88,7 +88,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         contenders = [
             ours(
                 *(name, grouped if name == BARRIER else root, "--policy", name.split()[0], "--no-trace"),
-                *(() if name.startswith("overlap") else ("--no-cautious",)),
+                *(() if name.startswith("overlap") else ("--no-tail-aware",)),
             )
             for name in POLICIES
         ]

@@ -166,8 +166,8 @@ def simulate(
             )
             found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
-                chosen_drop, is_cautious = made.spec.drop.value, made.spec.goes_by_margin
-                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "cautious": is_cautious, "seed": seed}
+                chosen_drop, is_tail_aware = made.spec.drop.value, made.spec.goes_by_margin
+                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "tail_aware": is_tail_aware, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
                 told |= {"bound": facts(found)} if found else {}
                 told |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}

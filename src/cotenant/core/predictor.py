@@ -14,7 +14,7 @@ class Predictor(Protocol):
     def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
         """Latency of work alone on a share of `size` slots of a device."""
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """Time until its answer is on its way that nearly all launches of this predicted latency keep, or most where
         that would be much of what the SLO leaves; never less."""
 

@@ -273,7 +273,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     launches in any union of many lanes names the lanes and the union of all, and may use those between.
     `drop`: when waiting queries are given up. `asked`: what the engine asks for at which moment; one of the tables
     WHEN_FREE, AT_ARRIVALS and IN_GROUPS. `preempt`: whether launches may end at cuts inside models; else models run
-    whole, without the cost of cuts. `cautious`: whether it looks at the margin of latencies, which is then learnt.
+    whole, without the cost of cuts. `tail_aware`: whether it uses the learned margin of latencies.
     `groups`: set where it asks the predictor for groups, which is a GroupPredictor then. `cuts`: set where it needs
     cuts of its own.
     """
@@ -284,7 +284,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     drop: DropRule = DropRule.HOPELESS
     asked: Mapping[Moment, Ask] = WHEN_FREE
     preempt: bool = False
-    cautious: bool = False
+    tail_aware: bool = False
     groups: GroupSource | None = None
     cuts: CutSource | None = None
 
@@ -296,7 +296,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     @property
     def goes_by_margin(self) -> bool:
         """Whether a margin is learnt for it, and it looks at that."""
-        return self.cautious and not self.grouped
+        return self.tail_aware and not self.grouped
 
     def check(self, machine: Machine) -> None:
         """Raises InvalidValueError for the spec of a policy that cannot decide on this machine."""

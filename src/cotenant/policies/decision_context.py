@@ -17,7 +17,7 @@ from cotenant.work import Work
 Key = tuple[int, ...]
 QueuePosition = tuple[QueueView, int]
 """A waiting query: its queue, and where it stands there."""
-Stretch = Annotated[float, Meta(ge=0, le=1)]
+SlackShare = Annotated[float, Meta(ge=0, le=1)]
 """A share of the slack of a query that might arrive."""
 NEVER_NS = 1 << 62
 WORTH_MERGING = 0.7
@@ -229,7 +229,7 @@ class DecisionContext:
     # --- what to launch -------------------------------------------------------------------------------------------
 
     def form_batch(
-        self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False, lanes: int = 0
+        self, queue: QueueView, at: int, cores: int, latency: int, *, tail_aware: bool = False, lanes: int = 0
     ) -> tuple[tuple[Query, ...], int]:
         """Choose the batch that is headed by the query at a position; give it and its predicted latency.
 
@@ -237,9 +237,9 @@ class DecisionContext:
         the part WORTH_MERGING of its latency alone (and what a launch costs beside), and is predicted to end by the
         deadline of each member that could meet it if launched alone, and early enough for the head of every other queue
         and for every paused batch. Where what is hopeless is dropped, queries that could not be in time even alone stay
-        out. While so many `lanes` beside this one are free, nobody joins who would leave them without work, and those
-        that wait are spread over all. `latency` is the predicted latency of the head alone; a `cautious` batch is sure
-        to end by then.
+        out. While so many `lanes` beside this one are free, queries that would leave
+        them without work stay out: waiting queries are spread over all lanes. `latency` is the predicted latency of the
+        head alone. A `tail_aware` batch meets the deadline at its upper estimate.
         """
         tenant, now, latency_ns = queue.tenant, self.now_ns, self.latency_ns
         skips, taken = self.drops_hopeless, self.taken
@@ -265,7 +265,7 @@ class DecisionContext:
             together = latency_ns(tenant.work(head.shape, grown), cores)
             if in_time:
                 limit = min(limit, query.deadline_ns)
-            takes = self.snapshot.predictor.sure_ns(tenant.name, together, tenant.slo_ns) if cautious else together
+            takes = self.snapshot.predictor.upper_ns(tenant.name, together, tenant.slo_ns) if tail_aware else together
             if together > latency + WORTH_MERGING * alone + LAUNCH_NS or now + takes > limit:
                 break
             chosen.append(query)

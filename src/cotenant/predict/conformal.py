@@ -13,7 +13,7 @@ from cotenant.errors import InvalidValueError
 
 SURE_QUANTILE = 0.95
 """Of the latency of a group under which the policy overlap calls it feasible, and of what a launch and its answer take
-under which cautious policies call a query sure (docs/decisions/0024-sure-first.md). Chosen by hand: one in twenty may
+under which tail-aware policies call a query sure (docs/decisions/0024-sure-first.md). Chosen by hand: one in twenty may
 be wrong."""
 
 

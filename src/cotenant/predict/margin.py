@@ -45,7 +45,7 @@ class SafetyMargin:
         if self.reply_ns < 0:
             raise InvalidValueError("safety margin", "reply_ns", self.reply_ns, "at least 0")
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """Time, for work that is predicted to take `latency_ns`, after which its answer is nearly always on its way.
 
         On top comes a third of what the SLO leaves at most: with more, who has little would be doubtful from the start,

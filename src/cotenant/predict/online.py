@@ -155,8 +155,8 @@ class AdaptiveConformal:
         return self._used
 
 
-class Caution:
-    """The safety margin that cautious policies count on, from what launches and answers are seen to take.
+class UpperEstimate:
+    """The safety margin that tail-aware policies count on, from what launches and answers are seen to take.
 
     Follows, at a quantile, launches over what was predicted of them, by tenant, and delays of answers. Changes of less
     than a tenth of a spread, or a quarter of a delay, are not worth a new margin.
@@ -218,7 +218,7 @@ class OnlineModel:
     `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is. With
     `grouped` latencies of groups are believed, those of one member too, at `quantile`, by what was fitted to measured
     ones if there is any; they are followed as a whole, and single launches only where a group has one member. Else
-    those of several members are, once `believe_groups` was called. With `cautious` predictors have
+    those of several members are, once `believe_groups` was called. With `tail_aware` predictors have
     a safety margin at that quantile. Not thread-safe, but for `replied`, which may be called beside all else.
     """
 
@@ -229,13 +229,13 @@ class OnlineModel:
         adapt: bool = True,
         grouped: bool = False,
         quantile: float = SURE_QUANTILE,
-        cautious: bool = False,
+        tail_aware: bool = False,
     ) -> None:
         self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
         self._grouped = grouped
         self.widest = widest
         self._adapt = adapt
-        self._caution = Caution(quantile) if cautious else None
+        self._upper_estimate = UpperEstimate(quantile) if tail_aware else None
         self._tables: dict[str, LatencyTable] = {}
         self._calibration = Calibration()
         self._promise = AdaptiveConformal(level=quantile)
@@ -247,7 +247,7 @@ class OnlineModel:
     def under(cls, policy: Policy) -> Self:
         """What a server believes under a policy, and whoever simulates one: with a margin where it goes by that."""
         spec = policy.spec
-        return cls(most_cores(spec), grouped=spec.grouped, cautious=spec.goes_by_margin)
+        return cls(most_cores(spec), grouped=spec.grouped, tail_aware=spec.goes_by_margin)
 
     def add(self, tenant: str, table: LatencyTable) -> None:
         """Believe this table of a tenant from now on; what was observed under the name before is forgotten."""
@@ -259,9 +259,9 @@ class OnlineModel:
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
             self.predictor = TablePredictor(self._tables, scales, self.predictor.models).with_beside(beside)
-        if self._caution is not None:
-            self._caution.forget(tenant)
-            self.predictor = self.predictor.with_margin(self._caution.margin())
+        if self._upper_estimate is not None:
+            self._upper_estimate.forget(tenant)
+            self.predictor = self.predictor.with_margin(self._upper_estimate.margin())
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
         """Believe what was fitted to measured groups from now on."""
@@ -292,8 +292,8 @@ class OnlineModel:
 
     def replied(self, delay_ns: int) -> None:
         """An answer leaves so long after its query ended. May be called beside all else, by one thread at a time."""
-        if self._caution is not None:
-            self._caution.replied(delay_ns)
+        if self._upper_estimate is not None:
+            self._upper_estimate.replied(delay_ns)
 
     def __call__(
         self, time_ns: int, event: Event, actions: Sequence[Action], timing: object = None
@@ -337,9 +337,9 @@ class OnlineModel:
         if alone is not None and not has_failed:
             observed = time_ns - alone.started_ns
             self._use(self._calibration.observe(alone.tenant, alone.predicted_ns, observed, alone.factor))
-            if self._caution is not None:
-                self._caution.launched(alone.tenant, alone.predicted_ns, observed)
-                if (margin := self._caution.margin()) is not self.predictor.margin:
+            if self._upper_estimate is not None:
+                self._upper_estimate.launched(alone.tenant, alone.predicted_ns, observed)
+                if (margin := self._upper_estimate.margin()) is not self.predictor.margin:
                     self.predictor = self.predictor.with_margin(margin)
         group = self._groups.pop(launch, None)
         if group is None:

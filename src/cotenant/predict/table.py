@@ -60,9 +60,9 @@ class TablePredictor:
         latency = self._known.get((work, size))
         return self._fill(work, size) if latency is None else latency
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """See Predictor."""
-        return self.margin.sure_ns(tenant, latency_ns, slo_ns)
+        return self.margin.upper_ns(tenant, latency_ns, slo_ns)
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor. Raises CotenantError for a tenant without a table."""

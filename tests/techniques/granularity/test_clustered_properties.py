@@ -92,10 +92,10 @@ def walk(random: Random, steps: int) -> None:
         random.choice([*DropRule, DropRule.HOPELESS]),
         random.choice([LANES, LANES[:2], LANES[:1], WIDE, STREAMS]),
     )
-    stretch, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
+    slack_share, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
 
     def policy() -> Clustered:
-        return Clustered(lanes, drop, preempt, stretch=stretch, joint_plans=PLANS)
+        return Clustered(lanes, drop, preempt, slack_share=slack_share, joint_plans=PLANS)
 
     books = Sets(random, policy, TENANTS, TablePredictor(TABLES), MACHINE, SEEN)
     moves: list[Any] = (

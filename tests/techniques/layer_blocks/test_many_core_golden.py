@@ -38,7 +38,7 @@ TENANTS = (
 )
 RUNS: dict[str, Policy] = {
     "many-core-layer-block": LayerBlock(LANES, target=0.6),
-    "many-core-slack-blocks": SlackBlocks(LANES, stretch=0.2),
+    "many-core-slack-blocks": SlackBlocks(LANES, slack_share=0.2),
 }
 
 

@@ -15,7 +15,7 @@ from cotenant.types import Query, Tenant
 class Fcfs(ListPolicy):
     """Serve in the order of arrival. Weights play no part."""
 
-    cautious: bool = False
+    tail_aware: bool = False
 
     name: ClassVar[str] = "fcfs"
 

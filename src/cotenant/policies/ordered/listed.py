@@ -15,7 +15,7 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.decision_context import NEVER_NS, DecisionContext, Key, Stretch, extent
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, Key, SlackShare, extent
 from cotenant.policies.ordered.wide import unions, widened
 from cotenant.policies.shedding.deferral import deferred_by_weight
 from cotenant.types import Query, Tenant
@@ -29,15 +29,13 @@ _MOST_DOUBTFUL = 32
 class ListPolicy(BasePolicy):
     """Work-conserving list scheduling over fixed lanes; the base of fcfs, sjf and edf.
 
-    `lanes`: partitions, each of which runs one launch at a time; the first is filled first.
-    `drop`: when waiting queries are given up.
-    `preempt`: stop at segment boundaries and choose again; else every batch runs to its end once it has begun.
-    `stretch`: with `preempt`, how much of the slack (SLO less own latency) of a query that might arrive and go first
-    one launch may use up before it reaches a boundary. 0 stops at every cut.
-    `cautious`: serve waiting queries that are sure to be in time first, with what the predictor's margin adds to their
-    latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
-    at the last moment at which they are predicted to be in time is late with half of them. fcfs and sjf, the plain
-    orders that others are compared with, are so only where they are told to be.
+    `lanes`: partitions, each of which runs one launch at a time; the first is filled first. `drop`: when waiting
+    queries are given up. `preempt`: stop at segment boundaries and choose again; else every batch runs to its end once
+    it has begun. `slack_share`: with `preempt`, the share of the slack (SLO - own latency) of a more urgent arrival
+    that one launch may use up before it reaches a boundary. 0 stops at every cut. `tail_aware`: first serve queries
+    that meet their deadline at the upper estimate of their latency, then the others. Under overload, queries that start
+    at the last moment at which their median fits are late half of the time. fcfs and sjf, the plain orders that others
+    are compared with, are so only where they are told to be.
 
     `widen`: the most lanes of cores that one launch gets, rounded down to a power of two. With 2 and more what starts
     while nobody waits gets the free lanes beside its own where it is predicted quicker by enough, up to its next
@@ -47,11 +45,11 @@ class ListPolicy(BasePolicy):
     Under the drop rule `hopeless`, weights count in overload: see `shedding.deferral`. A query is hopeless when no
     lane is quick enough; one that is too slow for it leaves it to others.
 
-    Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
+    Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `slack_share` is not a share.
     """
 
-    stretch: Stretch = 0.1
-    cautious: bool = True
+    slack_share: SlackShare = 0.1
+    tail_aware: bool = True
     widen: Annotated[int, Meta(ge=1, le=1024)] = 1
     wide: tuple[Share, ...] = field(init=False, repr=False, compare=False)
     """Several lanes as one, the largest first."""
@@ -60,10 +58,10 @@ class ListPolicy(BasePolicy):
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
         self.check("widen", self.widen >= 1, "at least 1")
         object.__setattr__(self, "wide", unions(self.lanes, self.widen))
-        self.specify(shares=(*self.lanes, *self.wide), cautious=self.cautious)
+        self.specify(shares=(*self.lanes, *self.wide), tail_aware=self.tail_aware)
 
     @property
     def _all_sizes(self) -> tuple[int, ...]:
@@ -163,7 +161,7 @@ class ListPolicy(BasePolicy):
         """Widen starts from number `first` on; where there are none, start who is in time in several lanes alone."""
         for number, start in enumerate(context.starts[first:], first):
             tenant = context.snapshot.queues[start.work.tenant].tenant
-            context.starts[number] = made = widened(context, start, tenant, self.wide, free, self.stretch)
+            context.starts[number] = made = widened(context, start, tenant, self.wide, free, self.slack_share)
             free &= ~made.share.mask
         share = next((share for share in self.wide if share.mask & ~free == 0), None)
         if share is not None and len(context.starts) == first:
@@ -198,8 +196,8 @@ class ListPolicy(BasePolicy):
                 work, needed = self._extent(context.snapshot, tenant, context.paused[-1][0], work, lane, needed)
                 return Start(work, (), lane, needed, best.id)
             elif (
-                self.cautious
-                and now + context.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline
+                self.tail_aware
+                and now + context.snapshot.predictor.upper_ns(tenant.name, needed, tenant.slo_ns) > deadline
             ):
                 context.skip(best, deferred=True)
             else:
@@ -220,7 +218,9 @@ class ListPolicy(BasePolicy):
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
             lanes = sum([each.mask & beside == each.mask for each in self.lanes])
-            queries, latency = context.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
+            queries, latency = context.form_batch(
+                queue, at, lane.size, latency, tail_aware=self.tail_aware, lanes=lanes
+            )
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))
         if self.preempt and len(tenant.cuts) > 2:
@@ -235,12 +235,12 @@ class ListPolicy(BasePolicy):
         Every boundary costs a little, so the stretch is as long as no query that might arrive meanwhile would miss
         more than its share of slack by waiting for the boundary.
         """
-        allowed, cores, name = NEVER_NS if self.stretch else 0, lane.size, tenant.name
+        allowed, cores, name = NEVER_NS if self.slack_share else 0, lane.size, tenant.name
         now, predictor = snapshot.now_ns, snapshot.predictor
         latency_ns = predictor.latency_ns
         for queue in snapshot.queues.values() if allowed else ():
             other = queue.tenant
             if other.name != name and self.arrival_key(other, now, predictor) < key:
                 slack = other.slo_ns - latency_ns(other.work(0, 1), cores)
-                allowed = min(allowed, max(0, int(slack * self.stretch)))
+                allowed = min(allowed, max(0, int(slack * self.slack_share)))
         return extent(latency_ns, tenant, work, cores, remaining_ns, allowed)

@@ -16,7 +16,7 @@ from cotenant.types import Query, Tenant
 class Sjf(ListPolicy):
     """Serve the shortest job first; with `preempt`, the one with the shortest remaining time."""
 
-    cautious: bool = False
+    tail_aware: bool = False
 
     name: ClassVar[str] = "sjf"
 

@@ -33,14 +33,14 @@ def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
 
 
 def widened(
-    context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, stretch: float
+    context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, slack_share: float
 ) -> Start:
     """A start in the largest of the shares `wide` that have its lane, whose other lanes are all in the mask `free`, and
     in which it is predicted quicker by enough; as it was where there is none.
 
-    Whoever arrives meanwhile finds no lane, where else he would find one: the launch ends at a boundary that it reaches
-    before it has used up more than the share `stretch` of anybody's slack (SLO less own latency), or where none comes
-    so soon, at its next one. Models that are not cut stay in one lane where they would take longer than that.
+    A query that arrives meanwhile finds fewer free lanes. So the launch ends at the last boundary that it reaches
+    within the share `slack_share` of every tenant's slack (SLO - own latency), or at its next boundary if none comes so
+    soon. Models that are not cut stay in one lane where they would take longer than that.
     """
     cuts, latency_ns = tenant.cuts, context.latency_ns
     whole = start.work.until(cuts[-1])
@@ -55,7 +55,7 @@ def widened(
         for queue in context.snapshot.queues.values():
             other = queue.tenant
             slack = other.slo_ns - latency_ns(other.work(0, 1), start.share.size)
-            allowed = min(allowed, max(0, int(slack * stretch)))
+            allowed = min(allowed, max(0, int(slack * slack_share)))
         if needed <= allowed or len(cuts) > 2:
             work, needed = extent(latency_ns, tenant, whole, share.size, needed, allowed)
             return structs.replace(start, work=work, share=share, predicted_ns=needed)

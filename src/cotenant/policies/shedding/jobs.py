@@ -343,7 +343,7 @@ class ShortQueue:
             known = found.get(kind)
             if known is None:
                 work_ns = needed_ns(tenant.work(*kind))
-                longer_ns = predictor.sure_ns(name, work_ns, tenant.slo_ns) - work_ns if virtual_deadlines else 0
+                longer_ns = predictor.upper_ns(name, work_ns, tenant.slo_ns) - work_ns if virtual_deadlines else 0
                 known = found[kind] = work_ns, longer_ns
             deadline, virtual_ns = key[1], None if virtual_deadlines is None else virtual_deadlines[at]
             in_quota = virtual_ns is not None

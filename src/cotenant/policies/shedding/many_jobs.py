@@ -338,7 +338,7 @@ class LongQueue:
         rows[ANSWERS], rows[OWNER] = 1, owner
         are_in_quota = rows[IN_QUOTA] = raw[VIRTUAL_DEADLINE] != _NOT_IN_QUOTA
         if are_in_quota.any():  # early by what they may run longer, so that they are in time even so
-            longer_ns = [predictor.sure_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
+            longer_ns = [predictor.upper_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
             latest = raw[DEADLINE] - np.array(longer_ns).take(raw[_KIND])
             rows[VIRTUAL_DEADLINE] = np.where(are_in_quota, np.minimum(raw[VIRTUAL_DEADLINE], latest), raw[DEADLINE])
         else:

@@ -202,7 +202,7 @@ class _LiveJobs:
             in_quota = [virtual[query.id] for query in queries if query.id in virtual]
             rank, deadline = policy.rank_of(tenant), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
-            longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if in_quota else 0
+            longer_ns = predictor.upper_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if in_quota else 0
             virtual_ns = min([*in_quota, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), virtual_ns, int(bool(in_quota)), len(queries), owner, work_ns))
         free_at = _free_at(policy, snapshot)

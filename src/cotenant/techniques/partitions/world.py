@@ -236,7 +236,7 @@ class _Believed:
         """See Predictor."""
         return self._served[work.tenant].alone_ns(work.items, size)
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """See Predictor."""
         return latency_ns
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Snapshot
-from cotenant.policies.decision_context import Key, Stretch
+from cotenant.policies.decision_context import Key, SlackShare
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
     BlockSnapshot,
@@ -33,8 +33,8 @@ class SlackBlocks(BlockPolicy):
 
     Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
     at a price of time: see `price_plans`.
-    `target`: the share of what is left to its deadline that a query is planned to take. A block lasts `stretch` of the
-    shortest SLO at most, and never more than `quantum_ms`, as far as cuts allow it. `narrow`: with fewer free cores
+    `target`: the share of what is left to its deadline that a query is planned to take. A block lasts `slack_share` of
+    the shortest SLO at most, never more than `quantum_ms`, as far as cuts allow it. `narrow`: with fewer free cores
     than this part of those that it should have, a query does not begin while others run. `patience`: who has begun goes
     before earlier deadlines where less than so many times what it needs at least is left to its own; left out, 1 on up
     to four lanes, where a heavy model would keep all that there is from the others, and 5 on more. `memory`: what
@@ -43,7 +43,7 @@ class SlackBlocks(BlockPolicy):
     """
 
     target: Target = 0.7
-    stretch: Stretch = 0.07
+    slack_share: SlackShare = 0.07
     quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 4.0
     narrow: Annotated[float, Meta(ge=0, le=1)] = 0.2
     patience: Annotated[float, Meta(ge=1)] | None = None
@@ -55,7 +55,7 @@ class SlackBlocks(BlockPolicy):
 
     def __post_init__(self) -> None:
         BlockPolicy.__post_init__(self)
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
         self.check("narrow", 0 <= self.narrow <= 1, "a share")
         self.check("patience", self.patience is None or self.patience >= 1, "at least 1")
@@ -63,7 +63,7 @@ class SlackBlocks(BlockPolicy):
 
     def quantum_ns(self, shortest_slo_ns: int) -> float:
         """The longest duration of a block, for the shortest SLO of a tenant."""
-        return min(self.quantum_ms * 1e6, self.stretch * shortest_slo_ns)
+        return min(self.quantum_ms * 1e6, self.slack_share * shortest_slo_ns)
 
     @property
     def used_patience(self) -> float:
