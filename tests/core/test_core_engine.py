@@ -102,11 +102,11 @@ def test_a_request_refused_for_a_full_queue_is_a_lost_arrival_of_its_tenants_acc
     inside.handle(QueryArrived(query(3)), 1)
     assert outside.handle(QueryRefused("a", 0, UNSET, "the queue is full"), 1) == []
     assert outside.handle(QueryRefused("nobody", 0, UNSET, "the queue is full"), 1) == []
-    seen = [core.snapshot(1).accounts["a"] for core in (inside, outside)]
+    seen = [core.snapshot(1).fair_queues["a"] for core in (inside, outside)]
     assert seen[0].attainment == seen[1].attainment
-    assert seen[0].asked == seen[1].asked > 0
+    assert seen[0].demand == seen[1].demand > 0
     outside.handle(QueryRefused("a", 0, LossCause.GONE, "it is being reloaded"), 1)
-    assert outside.snapshot(1).accounts["a"].asked == seen[0].asked
+    assert outside.snapshot(1).fair_queues["a"].demand == seen[0].demand
 
 
 def test_a_tenant_has_no_more_than_its_rate_and_gets_it_anew_when_it_is_changed() -> None:
@@ -611,13 +611,15 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
 
 
 def test_a_policy_with_a_table_of_its_own_is_refused() -> None:
-    spec = structs.replace(SCRIPTED, asked={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
+    spec = structs.replace(SCRIPTED, requests={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
     with pytest.raises(InvalidValueError, match="expected WHEN_FREE, AT_ARRIVALS or IN_GROUPS"):
         Engine([A, B], Scripted(lambda snapshot: Decision(), spec), PREDICTOR, Machine.cpu(CORES))
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
-def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Moment, Ask], expected: list[int]) -> None:
+@pytest.mark.parametrize(("requests", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
+def test_a_policy_is_asked_at_the_events_that_its_table_names(
+    requests: Mapping[Moment, Ask], expected: list[int]
+) -> None:
     """With every lane busy only a policy that selects is asked at arrivals, once for those that come together."""
     seen: list[int] = []
 
@@ -628,7 +630,8 @@ def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Mom
         starts = zip(heads, free, strict=False)
         return Decision(tuple([begin(queries=(head,), share=lane) for head, lane in starts]))
 
-    core = Engine([A, B], Scripted(decide, structs.replace(SCRIPTED, asked=asked)), PREDICTOR, Machine.cpu(CORES))
+    policy = Scripted(decide, structs.replace(SCRIPTED, requests=requests))
+    core = Engine([A, B], policy, PREDICTOR, Machine.cpu(CORES))
     for number, more in enumerate((True, False)):
         core.handle(QueryArrived(query(number, "b"), more), 0)
     assert core.running == 2

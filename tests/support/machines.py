@@ -95,7 +95,7 @@ class Watched:
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        if self.spec.asked is WHEN_FREE:
+        if self.spec.requests is WHEN_FREE:
             lanes = self.spec.lanes
             assert any(lane.mask & snapshot.free_mask == lane.mask for lane in lanes), "asked without a free lane"
         before = frozen(snapshot)
@@ -493,7 +493,7 @@ class EngineMachine(RuleBasedStateMachine):
             case Outcome.DROPPED:
                 has_expired = expiry is not None and expiry <= self.now
                 is_begun = place in ("running", "enqueued")
-                may_stop = self.policy.spec.asked is AT_ARRIVALS or not is_begun
+                may_stop = self.policy.spec.requests is AT_ARRIVALS or not is_begun
                 assert has_expired or (self.policy.spec.drop is DropRule.HOPELESS and may_stop)
                 self.seen[f"expired, {place}"] += has_expired
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")

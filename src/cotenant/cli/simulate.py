@@ -206,10 +206,10 @@ def _fitted(root: Path, profile: Profile) -> FittedGroups | None:
     """The fitted predictor of groups; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
     from cotenant.measure.group_models import group_models
-    from cotenant.predict.conformal import SURE_QUANTILE
+    from cotenant.predict.conformal import UPPER_QUANTILE
 
     try:
-        return group_models().load(root, profile, SURE_QUANTILE)
+        return group_models().load(root, profile, UPPER_QUANTILE)
     except CotenantError as error:
         typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
         return None

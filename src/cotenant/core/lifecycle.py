@@ -1,6 +1,6 @@
-"""The literal transition tables: what may happen to a query, a batch, a task and an engine, and where it leads.
+"""State machines of queries, batches, tasks and the engine, as literal transition tables.
 
-A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
+A pair that is not in a table is a bug of a driver, an executor or a policy, and raises ProtocolViolationError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cotenant.errors import ProtocolViolationError
 
 
 class QueryState(IntEnum):
-    """Where a query is."""
+    """State of a query."""
 
     NEW = auto()
     QUEUED = auto()
@@ -20,13 +20,13 @@ class QueryState(IntEnum):
 
 
 class QueryStep(IntEnum):
-    """What happens to a query."""
+    """Transition of a query."""
 
     ADMIT = auto()
     REJECT = auto()
     LAUNCH = auto()
     RETURN = auto()
-    """Its batch is gone without its fault: it waits again, to be run anew."""
+    """Its batch cannot continue: the query waits again and will run from the start."""
     FINISH = auto()
     DROP = auto()
     FAIL = auto()
@@ -34,19 +34,19 @@ class QueryStep(IntEnum):
 
 
 class BatchState(IntEnum):
-    """Where a batch is."""
+    """State of a batch."""
 
     NEW = auto()
     RUNNING = auto()
-    """Tasks of it run, or wait for other launches."""
+    """Its tasks run, or wait for other launches."""
     PAUSED = auto()
     DOOMED = auto()
-    """Still running, though nobody waits for it any more."""
+    """Still running, but without live queries."""
     ENDED = auto()
 
 
 class BatchStep(IntEnum):
-    """What happens to a batch."""
+    """Transition of a batch."""
 
     LAUNCH = auto()
     PAUSE = auto()
@@ -59,41 +59,41 @@ class TaskState(IntEnum):
 
     NEW = auto()
     WAITING = auto()
-    """It is decided and has its slots, and starts when the launches before it have ended."""
+    """Decided, with slots; it starts when the launches before it have ended."""
     RUNNING = auto()
     EXPANDING = auto()
-    """It runs, and has been given slots that it has not taken in yet."""
+    """It runs, and has been given slots that it does not use yet."""
     ENDED = auto()
 
 
 class TaskStep(IntEnum):
-    """What happens to a task."""
+    """Transition of a task."""
 
     LAUNCH = auto()
     WAIT = auto()
     CANCEL = auto()
-    """Nobody waits for its batch any more, or that cannot go on: it never runs."""
+    """Its batch has no live query, or cannot continue: the task never runs."""
     EXPAND = auto()
     EXPANDED = auto()
     END = auto()
 
 
 class ServiceState(IntEnum):
-    """Whether an engine takes queries."""
+    """Whether an engine admits queries."""
 
     OPEN = auto()
     DRAINING = auto()
-    """Only stages of queries that are inside come in."""
+    """It admits stages of live application queries only."""
 
 
 class ServiceStep(IntEnum):
-    """What happens to the service of an engine."""
+    """Transition of an engine's service."""
 
     DRAIN = auto()
 
 
 class LookState(IntEnum):
-    """Whether a LookAheadDue has to come."""
+    """Whether a LookAheadDue is expected."""
 
     IDLE = auto()
     SENT = auto()
@@ -101,28 +101,28 @@ class LookState(IntEnum):
 
 
 class LookStep(IntEnum):
-    """What happens to a LookAhead."""
+    """Transition of a LookAhead."""
 
     SEND = auto()
     COME = auto()
 
 
 class NextState(IntEnum):
-    """What stands behind the group that runs."""
+    """Whether a next group waits for the running one."""
 
     OPEN = auto()
-    """Nothing that has started: the policy may choose anew."""
+    """None: the policy may choose one."""
     BOOKED = auto()
-    """A group that waits for the launches under way: the policy is not asked."""
+    """A group waits for the running launches: the policy is not called."""
 
 
 class NextStep(IntEnum):
-    """What an engine finds behind the group that runs."""
+    """Observation of the engine about the next group."""
 
     WAITS = auto()
-    """Launches that wait."""
+    """Launches wait."""
     IS_CLEAR = auto()
-    """None: they run by now, or all of their queries have left."""
+    """No launch waits: all run, or their queries have ended."""
 
 
 QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {

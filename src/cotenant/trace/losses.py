@@ -16,13 +16,8 @@ from cotenant.work import Share
 
 _ACTIONS: Mapping[str, type[Action]] = {"Launch": Launch, "Respond": Respond}
 _SKIPPED = (
-    "LogFull",
-    "LaunchExpanded",
-    "TimerFired",
-    "LookAheadDue",
-    "DrainStarted",
-    "QueryCancelled",
-    "QueryWithdrawn",
+    *("LogFull", "LaunchExpanded", "TimerFired", "LookAheadDue"),
+    *("DrainStarted", "QueryCancelled", "QueryWithdrawn"),
 )
 """Kinds of records whose actions alone tell of lost queries."""
 

@@ -1,4 +1,4 @@
-"""Lanes that widen: what starts while nobody waits gets the free lanes beside its own, up to its next boundary."""
+"""Widening: while no query waits, a launch also gets the free lanes beside its own, up to its next boundary."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cotenant.policies.decision_context import NEVER_NS, DecisionContext, extent
 from cotenant.types import Tenant
 from cotenant.work import CPU, Share
 
-_WORTH = 0.75
-"""Of its latency in one lane that a launch takes at most in twice as many, or it stays where it is. Of the models that
-we have, those that gain less have long parts that run on one core. Chosen by hand."""
+_LEAST_GAIN = 0.75
+"""Largest ratio of latencies at which doubling the lanes counts as a gain. Chosen by hand
+(docs/decisions/0042-lanes-that-widen.md)."""
 
 
 def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
-    """Neighbouring lanes of cores as one share, 2, 4, 8 and so on of them up to `most`; the largest first.
+    """Shares of 2, 4, 8, ... up to `most` neighbouring lanes of cores, the largest first.
 
-    No two of one size have a lane in common, so that little is loaded more than once.
+    Shares of one size are disjoint, so that models are loaded few times.
     """
     cores = [lane for lane in lanes if lane.device == CPU]
     made: list[Share] = []
@@ -35,12 +35,12 @@ def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
 def widened(
     context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, slack_share: float
 ) -> Start:
-    """A start in the largest of the shares `wide` that have its lane, whose other lanes are all in the mask `free`, and
-    in which it is predicted quicker by enough; as it was where there is none.
+    """The start in the largest wider share that qualifies; unchanged if none does.
 
-    A query that arrives meanwhile finds fewer free lanes. So the launch ends at the last boundary that it reaches
-    within the share `slack_share` of every tenant's slack (SLO - own latency), or at its next boundary if none comes so
-    soon. Models that are not cut stay in one lane where they would take longer than that.
+    1. A share of `wide` qualifies if it contains the start's lane and its other slots are in the mask `free`.
+       Each doubling of lanes has to multiply the latency by at most _LEAST_GAIN.
+    2. The launch ends at the last boundary within `slack_share` of every tenant's slack (SLO - own latency), or at its
+       next boundary. A model without cuts qualifies only if it ends within that time.
     """
     cuts, latency_ns = tenant.cuts, context.latency_ns
     whole = start.work.until(cuts[-1])
@@ -49,7 +49,7 @@ def widened(
         if start.share.mask & ~share.mask or share.mask & ~(free | start.share.mask):
             continue
         needed, doublings = latency_ns(whole, share.size), (share.size // start.share.size).bit_length() - 1
-        if needed > narrow_ns * _WORTH**doublings:
+        if needed > narrow_ns * _LEAST_GAIN**doublings:
             continue
         allowed = NEVER_NS
         for queue in context.snapshot.queues.values():

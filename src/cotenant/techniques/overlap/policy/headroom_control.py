@@ -107,7 +107,7 @@ class Overlap(BasePolicy):
         self.specify(tail_aware=self.tail_aware)
         if self.barrier:
             shares = tuple(dict.fromkeys(share for ways in splits.by_members for split in ways for share in split))
-            self.specify(shares=shares, asked=IN_GROUPS, groups=self)
+            self.specify(shares=shares, requests=IN_GROUPS, groups=self)
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
