@@ -101,10 +101,8 @@ def fault_of(
 
 
 def is_behind(starts: Iterable[Start], launches: Launches) -> bool:
-    """Whether every start of a group waits for every running launch.
-
-    No other launch waits then: the engine asks for no group while launches wait.
-    """
+    """Whether every start of a group waits for every running launch. No other launch waits then: the engine asks for no
+    group while launches wait."""
     return all(launches.running.keys() <= set(start.after) for start in starts)
 
 

@@ -337,10 +337,8 @@ class Engine:
         self._probes.forget(name)
 
     def _begin_anew(self, tenant: str, actions: list[Action], *, running: bool) -> None:
-        """Return queries of a tenant's batches to the queue: of batches that are paused or have waiting launches.
-
-        With `running`, also of batches that need another launch after the running ones.
-        """
+        """Return queries of a tenant's batches to the queue: of batches that are paused or have waiting launches. With
+        `running`, also of batches that need another launch after the running ones."""
         for batch in [batch for batch in self._batches.paused if batch.tenant.name == tenant]:
             self._return(batch)
             self._abandon(batch, actions)

@@ -142,10 +142,8 @@ class PredictorChanged:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """Another policy decides from now on. Waiting queries get its keys; batches and launches continue unchanged.
-
-    Its lanes must be shares of the machine.
-    """
+    """Another policy decides from now on. Waiting queries get its keys; batches and launches continue unchanged. Its
+    lanes must be shares of the machine."""
 
     policy: Policy
 
@@ -157,10 +155,8 @@ class DrainStarted:
 
 @dataclass(frozen=True, slots=True)
 class TenantSuspended:
-    """A tenant's worker died: no launch of the tenant starts until TenantResumed.
-
-    Queries of paused batches return to the queue. Each running launch still ends with a LaunchEnded.
-    """
+    """A tenant's worker died: no launch of the tenant starts until TenantResumed. Queries of paused batches return to
+    the queue. Each running launch still ends with a LaunchEnded."""
 
     tenant: str
     reason: str

@@ -55,9 +55,7 @@ _COUNTED = (_ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
 
 class VirtualDevice:
     """A virtual device of `quota` lanes; `deadlines_ns` has the virtual deadlines of live queries in quota, by number.
-
-    `left`, the work in lane-ns that the device has not done at time `at`, stands for `v = at + left / quota`.
-    """
+    `left`, the work in lane-ns that the device has not done at time `at`, stands for `v = at + left / quota`."""
 
     __slots__ = ("_at_ns", "_left_ns", "deadlines_ns", "quota")
 
@@ -75,9 +73,7 @@ class VirtualDevice:
 
     def enter(self, query: Query, work_ns: int, quota: float, now_ns: int, lead: float = 0.0) -> bool:
         """Add a query of `work_ns` lane-ns; the device has `quota` lanes from now on. Whether the query is in quota.
-
-        `lead`, from 0 to 1, moves the virtual deadline towards the real one.
-        """
+        `lead`, from 0 to 1, moves the virtual deadline towards the real one."""
         left = self._left_ns - self.quota * (now_ns - self._at_ns)  # inline set_quota: a call would double the cost
         if left < _IDLE_NS:
             left = 0.0
@@ -137,10 +133,8 @@ class DemandDecay:
 
 
 class FairQueue:
-    """Quota, virtual deadlines, attainment and demand of one tenant; see `core.snapshot.FairQueueView`.
-
-    `share` is its part, from 0 to 1, of the lanes that rates leave; `reserved` the lanes that its own rate takes.
-    """
+    """Quota, virtual deadlines, attainment and demand of one tenant; see `core.snapshot.FairQueueView`. `share` is its
+    part, from 0 to 1, of the lanes that rates leave; `reserved` the lanes that its own rate takes."""
 
     __slots__ = (
         *("_count", "_credit", "_decay", "_even_device", "_in_quota", "_quota_device", "_quota_share", "_waiting"),
@@ -311,10 +305,8 @@ class FairQueues:
         return work_ns
 
     def _even_lanes(self, queue: FairQueue) -> float:
-        """Lanes of a tenant for even attainment.
-
-        `lanes * demand / all demand * (mean attainment / attainment) ** _EVEN_POWER`, the last factor from 0.5 to 2.
-        """
+        """Lanes for even attainment: `lanes * demand / all demand * (mean / own attainment) ** _EVEN_POWER`, where the
+        power is clipped to 0.5 to 2."""
         if not queue.demand_ns:
             return 0.0
         mean = self._answered_ns / self._demand_ns

@@ -188,10 +188,8 @@ class Flow:
         }
 
     def is_too_slow(self, stage: int, alone_ns: AloneNs) -> bool:
-        """Whether the predicted latency alone makes the stage hopeless, at the smallest shapes.
-
-        The longest path of stages exceeds the query's SLO, or, with a plan, this stage exceeds its own SLO budget.
-        """
+        """Whether the predicted latency alone makes the stage hopeless, at the smallest shapes. The longest path of
+        stages exceeds the query's SLO, or, with a plan, this stage exceeds its own SLO budget."""
         graph, query = self.graph, self.query
         times = [alone_ns(number, *work) for number, work in enumerate(graph.works(query.items))]
         if max(graph.ends_ns(times)) > query.deadline_ns - query.arrival_ns:

@@ -46,10 +46,8 @@ class GroupPredictor(Predictor, Protocol):
         """Numbers of members, from 2 to `most`, of which no group was measured although groups of others were."""
 
     def longest_ns(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Upper bound in ns of each group's time.
-
-        For an unmeasured number of members: the members one after the other, or a slower subset. Else `group_ns`.
-        """
+        """Upper bound in ns of each group's time. For an unmeasured number of members: the members one after the other,
+        or a slower subset. Else `group_ns`."""
 
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """Latency in ns of every tenant's whole model, by name, for one row of the first declared shape."""

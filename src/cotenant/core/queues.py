@@ -160,9 +160,7 @@ class TenantQueues:
         self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor, tenant: str = ""
     ) -> list[tuple[Query, tuple[int, ...]]]:
         """Compute the keys of all waiting queries, or of one tenant's, and sort again; returns queries with keys.
-
-        Queries of suspended tenants are included.
-        """
+        Queries of suspended tenants are included."""
         made: list[tuple[Query, tuple[int, ...]]] = []
         for queue in (self.known[tenant],) if tenant else self.known.values():
             queue.sort([key_of(query, queue.tenant, predictor) for query in queue.queries])

@@ -40,10 +40,8 @@ def quickest_ns(latency_ns: Callable[[Work, int], int], work: Work, sizes: Seque
 def extent(
     latency_ns: Callable[[Work, int], int], tenant: Tenant, work: Work, size: int, needed_ns: int, allowed_ns: int
 ) -> tuple[Work, int]:
-    """The longest prefix of the work that takes at most `allowed_ns`, and its latency; by binary search over cuts.
-
-    At least up to the first cut.
-    """
+    """The longest prefix of the work that takes at most `allowed_ns`, and its latency; by binary search over cuts. At
+    least up to the first cut."""
     if needed_ns <= allowed_ns:
         return work, needed_ns
     cuts = tenant.cuts
@@ -101,10 +99,8 @@ class DecisionContext:
     # --- candidates -----------------------------------------------------------------------------------------------
 
     def best(self) -> BatchView | QueuePosition | None:
-        """The candidate with the smallest key; a paused batch wins a tie.
-
-        None without candidates, or after MOST_AT_ONCE hopeless queries: then the next decision continues.
-        """
+        """The candidate with the smallest key; a paused batch wins a tie. None without candidates, or after
+        MOST_AT_ONCE hopeless queries: then the next decision continues."""
         if self.again_ns:
             return None
         heads = self._heads

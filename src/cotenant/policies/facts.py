@@ -24,10 +24,8 @@ class PairLatency:
 
 @dataclass(frozen=True, slots=True)
 class LayoutFacts:
-    """The lanes, and the latencies of all unordered pairs of tenants, including a tenant with itself.
-
-    `pairs` is empty where groups were never measured.
-    """
+    """The lanes, and the latencies of all unordered pairs of tenants, including a tenant with itself. `pairs` is empty
+    where groups were never measured."""
 
     lanes: tuple[Share, ...]
     pairs: Mapping[tuple[str, str], PairLatency] = field(default_factory=dict)

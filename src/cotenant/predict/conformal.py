@@ -13,7 +13,7 @@ from cotenant.errors import InvalidValueError
 
 UPPER_QUANTILE = 0.95
 """Quantile of upper estimates: of a group's latency (policy overlap), and of the time until the response is sent
-(tail-aware policies; docs/decisions/0024-sure-first.md). Chosen by hand: one in twenty may be wrong."""
+(tail-aware policies; decision 0024). Chosen by hand: one in twenty may be wrong."""
 
 
 def conformal_quantile(scores: npt.ArrayLike, level: float, count: int | None = None) -> float:

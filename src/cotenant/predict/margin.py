@@ -9,7 +9,7 @@ from math import sqrt
 from cotenant.errors import InvalidValueError
 
 _PART_OF_SLACK = 3
-"""The margin is at most 1 / _PART_OF_SLACK of the slack (SLO - latency); see docs/decisions/0024-sure-first.md."""
+"""The margin is at most 1 / _PART_OF_SLACK of the slack (SLO - latency); see decision 0024."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,7 @@ def _ends_soon(snapshot: Snapshot) -> bool:
 @dataclass(frozen=True, slots=True)
 class Most(ListPolicy):
     """Maximises the number of queries answered within their SLO: drops the query of the most work for each answer.
-
-    Subclasses override members of `shed.SheddingPolicy`.
-    """
+    Subclasses override members of `shed.SheddingPolicy`."""
 
     preempt: bool = True
 

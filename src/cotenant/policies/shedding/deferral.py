@@ -24,10 +24,8 @@ class WeightedJob(NamedTuple):
 
 
 def deferred(jobs: list[WeightedJob], lanes: int, now_ns: int, busy_ns: int) -> frozenset[int]:
-    """Queries to defer so that queries of larger weight can be in time.
-
-    `busy_ns` is the sum over lanes of the predicted time until the lane is free.
-    """
+    """Queries to defer so that queries of larger weight can be in time. `busy_ns` is the sum over lanes of the
+    predicted time until the lane is free."""
     begin_ns = now_ns + busy_ns / lanes
     kept: list[tuple[float, Key, WeightedJob]] = []
     out: set[int] = set()

@@ -157,10 +157,8 @@ class FewJobs:
         return True
 
     def hopeless(self) -> list[tuple[int, int, int]]:
-        """Remove jobs that would be late even if they were first.
-
-        Returns for each its number, the time until its end and the time to its deadline.
-        """
+        """Remove jobs that would be late even if they were first. Returns for each its number, the time until its end
+        and the time to its deadline."""
         now, free_at = self._now_ns, min(self._free_at)
         late = [each for each in self.jobs if free_at + each[WORK] > each[DEADLINE]]
         if late:
@@ -317,10 +315,8 @@ class ShortQueue:
     __slots__ = ("_virtual_deadlines", "edition", "jobs", "owner", "predictor", "rank", "rows")
 
     def __init__(self, queue: QueueView, virtual_deadlines: Mapping[int, int]) -> None:
-        """Of a non-empty queue with keys of the form (rank, deadline, ..., number).
-
-        `virtual_deadlines` has those of queries in quota, by number.
-        """
+        """Of a non-empty queue with keys of the form (rank, deadline, ..., number). `virtual_deadlines` has those of
+        queries in quota, by number."""
         self.edition = queue.edition
         self.rank: int | None = queue.keys[0][0]
         if not queue.are_alike and any(key[0] != self.rank for key in queue.keys):

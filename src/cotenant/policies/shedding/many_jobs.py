@@ -296,9 +296,7 @@ class LongQueue:
 
     def __init__(self, queue: QueueView, virtual: Mapping[int, int], known: LongQueue | None = None) -> None:
         """Of a queue with keys of the form (rank, deadline, ..., number); `virtual` has virtual deadlines by number.
-
-        `known` is the same queue at an earlier edition; its columns are reused if it had the same object `virtual`.
-        """
+        `known` is the same queue at an earlier edition; its columns are reused if it had the same object `virtual`."""
         self.edition, self._virtual_deadlines = queue.edition, virtual
         self._keys = list(queue.keys)
         if queue.has_ranks:

@@ -30,10 +30,8 @@ def cost_of(rank: int, work_ns: int) -> int:
 
 
 class ExpectedDemand(NamedTuple):
-    """Expected demand of a tenant: its SLO, the work of one query in lane-ns, demand in lanes, and rank.
-
-    `in_quota` is the part of `demand` that is in quota.
-    """
+    """Expected demand of a tenant: its SLO, the work of one query in lane-ns, demand in lanes, and rank. `in_quota` is
+    the part of `demand` that is in quota."""
 
     slo_ns: int
     work_ns: int
@@ -72,10 +70,8 @@ class Reserve:
 
     @staticmethod
     def of(tenants: Sequence[ExpectedDemand], now_ns: int) -> Reserve:
-        """For jobs out of quota: expected queries in quota with an earlier deadline go first.
-
-        So do expected queries out of quota of tenants with a lower cost, which have more value.
-        """
+        """For jobs out of quota: expected queries in quota with an earlier deadline go first. So do expected queries
+        out of quota of tenants with a lower cost, which have more value."""
         by_slo = sorted(tenants)
         by_cost = sorted(range(len(by_slo)), key=lambda at: by_slo[at].cost)
         width = 1 << len(by_slo).bit_length()
@@ -110,10 +106,8 @@ class Reserve:
         return left_ns * lanes - lane_ns
 
     def _lanes(self, count: int, rank: int) -> tuple[float, float]:
-        """Sums of lanes and of lanes times SLO, over the first `count` tenants by SLO.
-
-        Of a tenant with a place by cost below `rank` all demand counts, of others the demand in quota.
-        """
+        """Sums of lanes and of lanes times SLO, over the first `count` tenants by SLO. Of a tenant with a place by cost
+        below `rank` all demand counts, of others the demand in quota."""
         lanes = lane_ns = 0.0
         for level in range(count.bit_length()):
             block = (count >> level) - 1

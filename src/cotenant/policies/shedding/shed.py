@@ -83,10 +83,8 @@ def shed(policy: SheddingPolicy, context: DecisionContext, memory: object, *, is
 
 
 def all_fit(policy: SheddingPolicy, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
-    """Whether the only candidate, this work, and the remaining units of running batches are in time in any order.
-
-    Each job is then in time even as the last one, so no query is dropped.
-    """
+    """Whether the only candidate, this work, and the remaining units of running batches are in time in any order. Each
+    job is then in time even as the last one, so no query is dropped."""
     rests = _leaving_rests(snapshot)
     if not rests:
         return True
