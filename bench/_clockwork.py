@@ -29,7 +29,7 @@ class Clockwork(ListPolicy):
     Launches run whole models.
     """
 
-    cautious: bool = False
+    tail_aware: bool = False
 
     name: ClassVar[str] = "clockwork"
 

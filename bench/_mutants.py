@@ -44,12 +44,16 @@ COPIED = ("src", "tests", "bench", "deploy", "examples", "scripts", "pyproject.t
 _ENGINE = "tests/combined/test_core_properties.py"
 _REPLAYED = ("tests/combined", "tests/sim", "tests/oracle")
 AREAS = {
-    "core": ("tests/core", "tests/properties/test_strands_properties.py", "tests/policies", *_REPLAYED, _ENGINE),
+    "core": ("tests/core", "tests/properties/test_tasks_properties.py", "tests/policies", *_REPLAYED, _ENGINE),
     "policies": ("tests/policies", "tests/core", *_REPLAYED, _ENGINE),
     "techniques/partitions/plan": ("tests/techniques/partitions",),
     "execute/worker": (
         *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
-        *("tests/execute/test_launch_runner.py", "tests/execute/test_strands.py", "tests/execute/test_processes.py"),
+        *(
+            "tests/execute/test_launch_runner.py",
+            "tests/execute/test_executor_tasks.py",
+            "tests/execute/test_processes.py",
+        ),
         "tests/conformance",
     ),
 }

@@ -52,9 +52,9 @@ _EIGHT = tuple(Share((core,)) for core in range(8))
 MAIN = "edf, preempt, batching"
 
 CASES: dict[str, tuple[ListPolicy, int]] = {
-    MAIN: (Edf(_ONE, stretch=0.1), _MAX_BATCH),
-    "edf, preempt, batching, 2 lanes": (Edf(_TWO, stretch=0.1), _MAX_BATCH),
-    "edf, every cut, batching": (Edf(_ONE, stretch=0.0), _MAX_BATCH),
+    MAIN: (Edf(_ONE, slack_share=0.1), _MAX_BATCH),
+    "edf, preempt, batching, 2 lanes": (Edf(_TWO, slack_share=0.1), _MAX_BATCH),
+    "edf, every cut, batching": (Edf(_ONE, slack_share=0.0), _MAX_BATCH),
     "edf, whole models": (Edf(_ONE, preempt=False), 1),
     "sjf, batching": (Sjf(_ONE), _MAX_BATCH),
     "fcfs, batching": (Fcfs(_ONE), _MAX_BATCH),

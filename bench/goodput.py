@@ -63,7 +63,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     share = for_capacity(service_ns, 1, 1.0)
     mix = {model: rate / sum(share.values()) for model, rate in share.items()}
     fcfs = ours("fcfs", root, "--policy", "fcfs", "--drop", "none")
-    contenders = [ours("edf", root, "--policy", "edf", "--drop", "hopeless", "--no-cautious"), fcfs]
+    contenders = [ours("edf", root, "--policy", "edf", "--drop", "hopeless", "--no-tail-aware"), fcfs]
     capacity = saturation(fcfs, mix, inputs, quick)
     console.print(f"capacity: {capacity:.1f} queries/s of the mix {_mix_text(mix)}")
     peer, peer_rows, missing = _peer(root, mix, inputs, quick)
@@ -73,7 +73,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     if not quick:
         contenders.append(ours("fcfs_drop", root, "--policy", "fcfs", "--drop", "hopeless"))
         contenders.append(ours("sjf", root, "--policy", "sjf", "--drop", "hopeless"))
-        contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"))
+        contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--tail-aware"))
         contenders.append(ours("shares", root, "--policy", "shares", "--drop", "hopeless"))
     rows = [
         row

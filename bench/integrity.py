@@ -89,7 +89,7 @@ _KINDS, _QUICK_KINDS = 8, 2
 """Drawn models in each configuration."""
 _SHAPES = ["[[model.shapes]]\nx = [1, 4]\n", "[[model.shapes]]\nx = [1, 30]\n"]
 _ONE_CORE = "[device]\ncores = [{core}]\n"
-_EVERY_CUT = "preempt = true\nstretch = 0.0\n"
+_EVERY_CUT = "preempt = true\nslack_share = 0.0\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,13 @@ SETTINGS = (
     Setting("edf, one core", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}'),
     Setting("edf, both cores together", f'[device]\nlanes = "all"\n[policy]\nname = "edf"\n{_EVERY_CUT}'),
     Setting("fcfs", f'[policy]\nname = "fcfs"\n{_EVERY_CUT}'),
-    Setting("overlap", '[policy]\nname = "overlap"\nbarrier = true\nstretch = 0.0\n'),
+    Setting("overlap", '[policy]\nname = "overlap"\nbarrier = true\nslack_share = 0.0\n'),
     Setting("duty cycle", f'[policy]\nname = "duty_cycle"\n{_EVERY_CUT}', planned=True),
     Setting("edf in threads", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}', ("--isolation", "thread")),
     Setting(
-        "overlap in threads", '[policy]\nname = "overlap"\nbarrier = false\nstretch = 0.0\n', ("--isolation", "thread")
+        "overlap in threads",
+        '[policy]\nname = "overlap"\nbarrier = false\nslack_share = 0.0\n',
+        ("--isolation", "thread"),
     ),
     Setting(
         "edf, workers killed",

@@ -104,7 +104,7 @@ def segments(count: int) -> dict[str, object]:
     tenant = Tenant("resnet50", 10 * RESNET50_NS, cuts=tuple(range(RESNET50_UNITS + 1)))
     predictor = TablePredictor({"resnet50": table(RESNET50_NS, RESNET50_UNITS)})
     engine = Engine(
-        [tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, stretch=0.0), predictor, Machine.cpu(_LANE.cores)
+        [tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, slack_share=0.0), predictor, Machine.cpu(_LANE.cores)
     )
     seconds, cpu_s, outcomes = _run(engine, predictor, poisson_queries([tenant], 0.9e9 / RESNET50_NS, count, SEED))
     done = outcomes[Outcome.ANSWERED] + outcomes[Outcome.LATE]

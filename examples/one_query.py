@@ -19,7 +19,7 @@ beliefs = TablePredictor(
         "keyword": LatencyTable((LatencyRow(shape=0, items=1, cores=1, latency_ns=5 * MS),)),
     }
 )
-engine = Engine((vision, keyword), Edf(lanes=(Share((0,)),), stretch=0.0), beliefs, Machine.cpu((0,)))
+engine = Engine((vision, keyword), Edf(lanes=(Share((0,)),), slack_share=0.0), beliefs, Machine.cpu((0,)))
 
 
 def show(time_ms, event):

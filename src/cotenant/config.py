@@ -1,4 +1,4 @@
-"""Configuration files: TOML to frozen structures. An error names the file, the key and what was expected.
+"""Configuration files: TOML to immutable structures. An error names the file, the key and the expected value.
 
 A model repository holds `MODEL/config.toml` and `MODEL/VERSION/model.onnx`, and optionally `cotenant.toml` for the
 server as a whole.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -18,10 +19,10 @@ from msgspec import Meta, Struct
 
 from cotenant.errors import ConfigError
 from cotenant.files import convert, read_toml
-from cotenant.policies.registry import options_of, policy_class, typed_options
+from cotenant.policies.registry import RENAMED_OPTIONS, options_of, policy_class, typed_options
 
-_log = logging.getLogger("cotenant.config")
 NS_PER_MS = 1_000_000
+_log = logging.getLogger("cotenant.config")
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -32,11 +33,10 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class TenantSection(_Section, frozen=True):
-    """`[tenant]`: who owns the model and what was promised. `slo_ms` is required.
+    """`[tenant]`: the owner of the model, with its SLO and guarantees. `slo_ms` is required.
 
-    `share` is the part of device time that is guaranteed; left out, what named shares leave over is dealt by weight.
-    `rate` are queries a second that are guaranteed even where they take more than that. `max_rate` are those that are
-    taken at most.
+    `share` is the guaranteed part of device time; without it the tenant gets a part of the rest, by weight. `rate` is
+    the guaranteed number of queries a second, even above the share; `max_rate` is the most that is admitted.
     `memory_limit_mib` bounds the resident memory of the tenant's worker process.
     """
 
@@ -52,16 +52,16 @@ class TenantSection(_Section, frozen=True):
 
 
 class ModelSection(_Section, frozen=True):
-    """`[model]`: `max_batch` rows are merged at most (1: never); `shapes` are those that are profiled.
+    """`[model]`: `max_batch` is the most rows of a batch (1: no merging); `shapes` are the shapes to profile.
 
-    `batching` says what merging needs: "proven" the proof of the graph or a trial at loading, "exact" a trial in which
-    answers alone and merged have equal bits, "trust" neither.
+    `batching` is the condition of merging: "proven" by the graph or a trial at loading, "exact" by a trial with
+    bitwise equal results alone and merged, "trust" without a condition.
 
-    `precision` says how a torch model computes what it has in FP32: "fp32" exactly, "tf32" with products in TF32 where
-    the device has it, "fp16" or "bf16" with products, and what they give, in that type. `channels_last` lays pictures
-    out so for its convolutions; left out, it does in "fp16" and "bf16".
+    `precision` is the arithmetic of FP32 operators of torch models: "fp32" exactly, "tf32" with TF32 products where the
+    device has them, "fp16" or "bf16" with products and results in that type. `channels_last` is the memory layout of
+    images for convolutions; default: only with "fp16" and "bf16".
 
-    `placement` "auto" runs launches on several cores by what `cotenant place` found, where that is faster.
+    `placement` "auto" runs launches on several cores by the plan of `cotenant place`, where that is faster.
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -73,7 +73,7 @@ class ModelSection(_Section, frozen=True):
 
 
 class SegmentsSection(_Section, frozen=True):
-    """`[segments]`: `max_ms` is the longest stretch between two points where the model can be left.
+    """`[segments]`: `max_ms` is the longest time between two points at which the model can be left.
 
     By default 10 ms, and on a GPU a tenth of the SLO where that is less.
     """
@@ -82,11 +82,10 @@ class SegmentsSection(_Section, frozen=True):
 
 
 class SampleSection(_Section, frozen=True):
-    """`[samples.INPUT]`: where the values of an input come from when the model is tried and measured.
+    """`[samples.INPUT]`: source of the values of an input when the model is tested and measured.
 
-    Exactly one key is set. `file` (.npy or .json, relative to the model's directory) and `values` hold values that are
-    taken in order, from the first again after the last. `integers` and `uniform` are the ends of a range to draw from,
-    both included.
+    Exactly one key is set. `file` (.npy or .json, relative to the model's directory) and `values` are used in order and
+    repeated. `integers` and `uniform` are the inclusive bounds of a range to draw from.
     """
 
     file: Annotated[str, Meta(min_length=1)] | None = None
@@ -105,7 +104,7 @@ class ModelConfig(_Section, frozen=True):
 
 
 class StageSection(_Section, frozen=True):
-    """`[[application.stage]]`: a model of the repository, and where each of its inputs comes from.
+    """`[[application.stage]]`: a model of the repository, and the source of each of its inputs.
 
     A source is the name of an input of the application, or `STAGE.OUTPUT`.
     """
@@ -116,9 +115,9 @@ class StageSection(_Section, frozen=True):
 
 
 class ApplicationSection(_Section, frozen=True):
-    """`[application]`: several models with one SLO for the whole, from the arrival of a query to its last answer.
+    """`[application]`: several models with one SLO, from the arrival of a query to its last result.
 
-    `outputs` gives the `STAGE.OUTPUT` that each output of the application is.
+    `outputs` maps each output of the application to a `STAGE.OUTPUT`.
     """
 
     slo_ms: Annotated[float, Meta(gt=0, le=3_600_000)]
@@ -134,13 +133,13 @@ class ApplicationConfig(_Section, frozen=True):
 
 
 class ServerSection(_Section, frozen=True):
-    """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port.
+    """`[server]`: addresses and limits. `http_port` or `grpc_port` 0 selects any free port.
 
-    `admin_port` serves all over HTTP, metrics and loads among it, at `admin_host` (default: `host`). Without it these
-    are served at `http_port` and `grpc_port` where `host` is a loopback address, and else not at all.
-    `max_answer_mib` bounds the outputs of one launch: a query alone with more of them fails.
-    `load_limit_s` bounds each step of opening, trying and measuring a model, all of which a child process does.
-    `frontends` is the number of processes that speak with clients; with 0 the process that decides does so, too.
+    `admin_port` serves the whole HTTP interface, including metrics and loading, at `admin_host` (default: `host`).
+    Without it, metrics and loading are served at `http_port` and `grpc_port` only if `host` is a loopback address.
+    `max_answer_mib` bounds the outputs of one launch: a query that exceeds it alone fails. `load_limit_s` bounds each
+    step of loading, testing and measuring a model in the child process. `frontends` is the number of front-end
+    processes; with 0 the engine's process serves clients.
     """
 
     host: str = "127.0.0.1"
@@ -161,18 +160,18 @@ class ServerSection(_Section, frozen=True):
 
 
 class IntegritySection(_Section, frozen=True):
-    """`[integrity]`: of every `sample` merged answers of a tenant one is run alone again and compared; 0: none."""
+    """`[integrity]`: one of `sample` merged results of a tenant is computed again alone and compared; 0: none."""
 
     sample: Annotated[int, Meta(ge=0)] = 10_000
 
 
 class DeviceSection(_Section, frozen=True):
-    """`[device]`: `cores` to use (default: all that the process may use), and how they are divided into lanes.
+    """`[device]`: `cores` to use (default: all cores of the process), and their division into lanes.
 
     `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers.
 
     `kind` "cuda" runs models on the GPU number `index`. Its lanes are `shares`, in percent of its SMs (none: one lane
-    of the whole GPU), and `sharing` says by what means: "green" contexts, or plain "streams".
+    of the whole GPU); `sharing` is the mechanism: "green" contexts, or plain "streams".
 
     `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server; other packages
     may have more: see `execute.registry`.
@@ -188,15 +187,15 @@ class DeviceSection(_Section, frozen=True):
 
 
 class PolicySection(_Section, frozen=True):
-    """`[policy]`: its name, and in the file beside it the options that this policy has: see `policies.registry`."""
+    """`[policy]`: the policy's name and its options, which are keys of the same table; see `policies.registry`."""
 
     name: str = "shares"
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def over(self, name: str | None, chosen: Mapping[str, object], where: str) -> PolicySection:
-        """The section with another policy, or other options, of a command line over it.
+        """The section with the policy and options of a command line in place of its own.
 
-        Another policy keeps those of the options that it has, too. Raises ConfigError for what the policy lacks.
+        Another policy keeps the options that it has as well. Raises ConfigError for an option that the policy lacks.
         """
         name = _present_name(name or self.name, where)
         known = options_of(policy_class(name, where))
@@ -216,7 +215,7 @@ def _present_name(name: str, where: str) -> str:
 
 
 class PredictSection(_Section, frozen=True):
-    """`[predict]`: the quantile of measured latency that decisions believe until they have seen better."""
+    """`[predict]`: the quantile of measured latency that decisions use until calibration."""
 
     quantile: Literal["p50", "p90", "p95", "p99"] = "p50"
 
@@ -224,9 +223,9 @@ class PredictSection(_Section, frozen=True):
 class PlanSection(_Section, frozen=True):
     """`[plan]`: the plan file to serve, and whether to follow the load.
 
-    `device` numbers the device of the plan that this server is. Every `period_s` (0: never) the rates that were seen
-    are compared with those that the plan serves, and `planner` makes a new plan, with `headroom` added to each rate,
-    when they are too far off: see `plan.tracking`.
+    `device` is the number of this server's device in the plan. Every `period_s` (0: never) the observed rates are
+    compared with the planned ones. If they differ too much, `planner` makes a new plan, with `headroom` added to each
+    rate: see `plan.tracking`.
     """
 
     file: str | None = None
@@ -258,7 +257,7 @@ def load_model_config(path: Path) -> ModelConfig:
         )
     samples = table.get("samples")
     if isinstance(samples, dict):
-        for name, entry in samples.items():  # by itself, so that an error names the input
+        for name, entry in samples.items():  # one at a time, so that an error names the input
             _check_sample(entry, f"samples.{name}", str(path))
     return convert(table, ModelConfig, str(path), ConfigError)
 
@@ -268,8 +267,8 @@ def _check_sample(entry: object, key: str, where: str) -> None:
     given = [name for name in found.__struct_fields__ if getattr(found, name) is not None]
     if len(given) != 1:
         known = ", ".join(found.__struct_fields__)
-        told = " and ".join(given) if given else "nothing"
-        raise ConfigError(f"{where}: {key} has {told}, expected exactly one of {known}")
+        found_keys = " and ".join(given) if given else "nothing"
+        raise ConfigError(f"{where}: {key} has {found_keys}, expected exactly one of {known}")
     low, high = found.integers or found.uniform or (0, 0)
     if not -math.inf < low <= high < math.inf:
         raise ConfigError(f"{where}: {key}.{given[0]} is [{low}, {high}], expected two numbers [least, most]")
@@ -290,8 +289,8 @@ def load_application_config(path: Path) -> ApplicationSection:
 def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
     """Read the repository's `cotenant.toml`; defaults when there is no such file.
 
-    `over` are values of the command line, by SECTION.KEY, that go before those of the file. Another policy keeps those
-    options of the file that it has, too. Raises ConfigError.
+    `over` has values of the command line by SECTION.KEY, which replace those of the file. Another policy keeps the
+    options of the file that it has as well. Raises ConfigError.
     """
     table = read_toml(path, ConfigError) if path.exists() else {}
     given = table.get("policy")
@@ -299,6 +298,7 @@ def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType
         name = given.pop("name", PolicySection().name)
         if isinstance(name, str):
             name = _present_name(name, f"{path}: policy")
+            _warn_of_old_names(given, f"{path}: policy")
             given = typed_options(name, given, f"{path}: policy")
         table["policy"] = {"name": name, "options": given}
     settings = convert(table, ServerConfig, str(path), ConfigError)
@@ -311,6 +311,18 @@ def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType
             chosen[name] = value
         else:
             table.setdefault(section, {})[name] = value
+    _warn_of_old_names(chosen, "command line")
     policy = settings.policy.over(chosen.pop("name", None), chosen, "command line")
     table["policy"] = {"name": policy.name, "options": policy.options}
     return convert(table, ServerConfig, "command line", ConfigError)
+
+
+def _warn_of_old_names(options: Mapping[str, object], where: str) -> None:
+    for old in options.keys() & RENAMED_OPTIONS.keys():
+        _warn_of_old_name(old, where)
+
+
+@cache
+def _warn_of_old_name(old: str, where: str) -> None:
+    """One line in the log for each option and file: files are read more than once."""
+    _log.warning("%s.%s is deprecated and ends with version 0.3: use %r instead", where, old, RENAMED_OPTIONS[old])

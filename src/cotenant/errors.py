@@ -1,4 +1,4 @@
-"""Errors that tell the user what is wrong, where, and what was expected."""
+"""Errors for the user: each names the place, the value and the expected value."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 
 class CotenantError(Exception):
-    """Base of every error raised on purpose. Its text is meant for the user, in whatever process it was raised."""
+    """Base of all errors that are raised deliberately. The text is for the user; errors can cross processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args, self.__dict__)
 
 
 def _again(kind: type[CotenantError], arguments: tuple[object, ...], fields: dict[str, object]) -> CotenantError:
-    """An error as it was, without its constructor, which may ask for something else than the text it made."""
+    """Rebuild an error without its constructor, which may have other parameters than the text."""
     error = kind.__new__(kind, *arguments)
     error.__dict__.update(fields)
     return error
 
 
 class InvalidValueError(CotenantError, ValueError):
-    """A value is outside its range: names the place, the field, the value and what was expected."""
+    """A value is out of range: names the place, the field, the value and the expected values."""
 
     def __init__(self, where: str, field: str, value: object, expected: str) -> None:
         super().__init__(f"{where}: {field} is {value!r}, expected {expected}")
@@ -29,11 +29,11 @@ class InvalidValueError(CotenantError, ValueError):
 
 
 class ConfigError(CotenantError):
-    """A configuration file cannot be used: names the file, the key and what was expected."""
+    """A configuration file is invalid: names the file, the key and the expected value."""
 
 
 class PlanError(CotenantError):
-    """A plan cannot be asked for or used: names the thing and what was expected."""
+    """A plan cannot be made or used: names the place and the expected value."""
 
 
 class ProtocolViolationError(CotenantError):

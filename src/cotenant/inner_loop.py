@@ -1,8 +1,6 @@
-"""Inner loops: modules of plain loops that run as Python, or as machine code where numba is installed (the extra
-`solver`).
+"""Inner loops: modules that run as plain Python over lists, or compiled by numba over arrays (the extra `solver`).
 
-One source, run in two ways: by Python over lists, and compiled by numba over arrays. So such a module has numbers,
-flat sequences and loops alone.
+Such a module uses numbers, flat sequences and loops only.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Floats = list[float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerLoops:
-    """Modules of loops in one of their two forms, by their source, and the sequences that this form takes."""
+    """Modules of loops in one of the two forms, by source, with constructors of the form's sequences."""
 
     modules: Mapping[ModuleType, ModuleType]
     is_compiled: bool
@@ -50,19 +48,20 @@ def has_compiler() -> bool:
 
 
 def plain_loops(*sources: ModuleType) -> InnerLoops:
-    """The modules as they stand: about a hundred times slower than compiled."""
+    """The modules as plain Python: about a hundred times slower than compiled."""
     return InnerLoops({source: source for source in sources}, False)
 
 
 def best_loops(*sources: ModuleType) -> InnerLoops:
-    """The modules compiled, in an order as of `compiled_loops`; as they stand where numba is not installed."""
+    """The modules compiled, in the order of `compiled_loops`; plain ones without numba."""
     return compiled_loops(*sources) if has_compiler() else plain_loops(*sources)
 
 
 @cache
 def compiled_loops(*sources: ModuleType) -> InnerLoops:
-    """The modules loaded a second time, every function replaced, in its module's own namespace, by what numba makes of
-    it: so functions call compiled functions. A module that calls another stands behind it in `sources`.
+    """Compiled copies of the modules: each function is replaced, in the namespace of its copy, by its compiled form.
+
+    A module comes after the modules that it calls in `sources`.
 
     A function is compiled when it is first called. Raises ImportError without numba.
     """

@@ -1,7 +1,7 @@
 """Plan files: TOML of sections, each read, checked and written by the package that makes it.
 
 A file has the key `format` and the keys of its sections. A section belongs to the package that registers it (the socket
-`registry.PLAN_SECTIONS`); a file with a key of no section is refused.
+`registry.PLAN_SECTIONS`); a file with an unknown key is refused.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from cotenant.files import parse_toml, read_toml, toml_text
 
 FORMAT = "cotenant-plan/1"
 TENANTS = "tenants"
-"""The section of tenants on devices, which servers run."""
+"""The section that assigns tenants to devices; servers run it."""
 
 
 class SectionCheck(NamedTuple):
-    """What a check of a section found, in sentences."""
+    """Result of a check of a section, as sentences."""
 
     faults: Sequence[str] = ()
-    """Why the section does not hold."""
+    """Reasons for which the section is invalid."""
     stale: Sequence[str] = ()
-    """Which parts hold, but were made from other measurements."""
+    """Valid parts that were made from other measurements."""
 
 
 class FileSection(ABC):
-    """A section of plan files. Its content is a value of the package's own type, false where it holds nothing.
+    """A section of plan files. Its content is a value of the package's own type, false if empty.
 
     A package joins by an entry point of the group `registry.PLAN_SECTIONS` that names a subclass.
     """
@@ -43,9 +43,9 @@ class FileSection(ABC):
 
     @abstractmethod
     def read(self, table: dict[str, Any], where: str) -> Any:
-        """The content that the section's part of a file stands for; `table` is changed.
+        """Decode the section's part of a file; modifies `table`.
 
-        Raises PlanError, which names `where`, the key and what was expected.
+        Raises PlanError with `where`, the key and the expected value.
         """
 
     @abstractmethod
@@ -53,14 +53,14 @@ class FileSection(ABC):
         """The part of a file that `read` reads as this content."""
 
     def kept(self, root: Path, models: Collection[str]) -> Sequence[Any]:
-        """What a repository keeps of these models, for a plan of tenants: with several repositories, all in a row."""
+        """Contents that a repository stores for these models, to add to a plan of tenants."""
         return ()
 
     def check(self, content: Any, roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-        """Judge the content by the measurements of repositories.
+        """Check the content against the measurements of repositories.
 
-        Models that changed since they were measured are refused with StaleProfileError; with `stale` they are used with
-        a warning, with None they count as not measured.
+        A model that changed since it was measured raises StaleProfileError. With `stale` True it is used with a
+        warning; with None it counts as not measured.
         """
         return SectionCheck()
 
@@ -76,9 +76,9 @@ def sections() -> dict[str, FileSection]:
 
 
 def read_sections(path: Path) -> dict[str, Any]:
-    """Read a plan file: the contents of its sections by name. Whether they hold is for `FileSection.check` to say.
+    """Read a plan file: the contents of its sections by name, without `FileSection.check`.
 
-    Raises PlanError, which names the file, the key and what was expected.
+    Raises PlanError with the file, the key and the expected value.
     """
     return _contents(read_toml(path, PlanError), str(path))
 

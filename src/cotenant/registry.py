@@ -1,8 +1,8 @@
-"""Sockets: the named places where packages add to the base. The only file of the base that names a technique.
+"""Sockets: named extension points of the base. The only file of the base that names a technique.
 
-Another package joins a socket by an entry point of the socket's group. The techniques of this distribution join by
-`BUILT_IN`, which has the same form, as a source checkout has no entry points: group, name, "MODULE:ATTRIBUTE". A
-technique is left out where its package is not there, or that of one that it needs.
+Other packages join a socket by an entry point of the socket's group. The techniques of this distribution are in
+`BUILT_IN`, in the same form (group, name, "MODULE:ATTRIBUTE"), since a source checkout has no entry points. A technique
+is left out if its package, or a package that it needs, is not installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     _GRANULARITY: (_PLACEMENT,),
     _CLUSTER: (_PARTITIONS,),
 }
-"""The techniques of this distribution, and which others each imports: it is missing where one of them is."""
+"""The techniques of this distribution, each with the techniques that it imports."""
 
 POLICIES = "cotenant.policies"
 """Socket: the class of a policy by its name; see `policies.registry`."""
@@ -125,25 +125,25 @@ def _entry_points(socket: str) -> Sequence[EntryPoint]:
 
 @cache
 def _on_path(socket: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Entry points of the packages on this path; to read the metadata of all of them takes milliseconds."""
-    from importlib.metadata import entry_points  # which loads much, and few need it
+    """Entry points of the packages on this path; cached, since reading all metadata takes milliseconds."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     return tuple(entry_points(group=socket))
 
 
 def registered(socket: str) -> dict[str, str]:
-    """The same, then those of other packages. A name of this distribution stays its own."""
+    """References "MODULE:ATTRIBUTE" by name, of this distribution and then of others, which cannot override a name."""
     others = {found.name: found.value for found in _entry_points(socket)}
     return built_in(socket) | others | built_in(socket)
 
 
 def load(socket: str, name: str) -> Any:
-    """What is registered under a name; None where nothing is. Raises what importing the module raises."""
-    if (found := built_in(socket).get(name)) is not None:  # without a look at the metadata of all packages
+    """The object registered under a name; None if there is none. Raises the errors of importing its module."""
+    if (found := built_in(socket).get(name)) is not None:  # without reading the metadata of all packages
         return resolve_name(found)
     return next((point.load() for point in _entry_points(socket) if point.name == name), None)
 
 
 def load_all(socket: str) -> dict[str, Any]:
-    """Everything that is registered, by name."""
+    """All registered objects, by name."""
     return {name: load(socket, name) for name in registered(socket)}

@@ -1,7 +1,7 @@
-"""Resources of the system that could not be had: counted for the metrics page, and logged.
+"""Shortages of system resources: counted for the metrics page, and logged.
 
-Each want costs the call that met it. The counts are those of this process, like the limits that they speak of, and of
-front-end processes, which tell theirs.
+Each shortage fails the call that met it. The counts include this process and the front-end processes that report
+theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger("cotenant.shortages")
 
 
 class Resource(StrEnum):
-    """What a process asks its system for; the label of the metric."""
+    """A resource of the operating system; the label of the metric."""
 
     THREAD = "thread"
     PROCESS = "process"
@@ -36,12 +36,12 @@ _BY_ERRNO = {
     errno.ENOSPC: Resource.DISK,
     errno.EDQUOT: Resource.DISK,
 }
-_MEND = {
+_HINTS = {
     Resource.THREAD: "raise the limit of threads and processes (pids cgroup, ulimit -u)",
     Resource.PROCESS: "raise the limit of threads and processes (pids cgroup, ulimit -u)",
     Resource.DESCRIPTOR: "raise the limit of open files (ulimit -n)",
     Resource.MEMORY: "give the server more memory, or serve fewer models",
-    Resource.DISK: "free some space on the disk, and see whether it hangs or is slow",
+    Resource.DISK: "free some space on the disk, and check whether it hangs or is slow",
 }
 _counted: Counter[Resource] = Counter()
 _logged_s: dict[Resource, float] = {}
@@ -49,7 +49,7 @@ _lock = threading.Lock()
 
 
 def report(resource: Resource, lost: str, times: int = 1) -> None:
-    """Count a want of a resource. `lost` says what it costs; it is logged once a minute for each resource."""
+    """Count a shortage of a resource; `lost` names the effect. Logged at most once a minute for each resource."""
     now_s = time.monotonic()
     with _lock:
         _counted[resource] += times
@@ -57,18 +57,18 @@ def report(resource: Resource, lost: str, times: int = 1) -> None:
         if is_due:
             _logged_s[resource] = now_s
     if is_due:
-        _log.warning("the system gives no further %s: %s; %s", resource, lost, _MEND[resource])
+        _log.warning("the system has no further %s: %s; %s", resource, lost, _HINTS[resource])
 
 
 def report_error(error: OSError, lost: str) -> None:
-    """As `report`, where the error of a system call says that a resource is short."""
+    """As `report`, if the error of a system call is a shortage of a resource."""
     resource = _BY_ERRNO.get(error.errno or 0)
     if resource is not None:
         report(resource, lost)
 
 
 def start_thread(thread: threading.Thread, lost: str) -> None:
-    """Start a thread; count it where that cannot be, and raise RuntimeError as `Thread.start` does."""
+    """Start a thread. If the system refuses, count the shortage and raise RuntimeError, as `Thread.start` does."""
     try:
         thread.start()
     except RuntimeError:
@@ -77,12 +77,12 @@ def start_thread(thread: threading.Thread, lost: str) -> None:
 
 
 def add(met: Mapping[str, int]) -> None:
-    """Count what another process of this server has met, and logged, by the values of Resource."""
+    """Add the counts of another process of this server, by the values of Resource."""
     with _lock:
         _counted.update({Resource(name): times for name, times in met.items()})
 
 
 def counts() -> Mapping[Resource, int]:
-    """How often each resource was short so far."""
+    """Number of shortages so far, by resource."""
     with _lock:
         return Counter(_counted)

@@ -1,6 +1,6 @@
-"""The nouns of the system: tenants, queries and outcomes. What runs, and where, is in `work`.
+"""Tenants, queries and outcomes. Work and its resources are in `work`.
 
-Times are integer nanoseconds on one monotonic clock. Everything here is frozen: it crosses boundaries.
+Times are integer nanoseconds on one monotonic clock. All types are immutable: they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     """Refused at arrival."""
     DROPPED = "dropped"
-    """Given up later: expired or hopeless."""
+    """Dropped after admission: expired, hopeless or shed."""
     FAILED = "failed"
-    """Its execution raised, or its model went away."""
+    """Its execution raised an error, or its model was removed."""
     CANCELLED = "cancelled"
     """Withdrawn by the client."""
 
 
 class Cause(StrEnum):
-    """What a client may decide by that the outcome alone does not say."""
+    """Cause of a failure, where it changes what a client should do."""
 
     UNSERVED = "unserved"
-    """The server takes no such query, whatever its load: it starts, stops or has no such model. Nothing of it has run,
-    and another server may be asked."""
+    """The server cannot serve the query at any load: it starts, stops, or lacks the model. No part of the query has
+    run, so the client may try another server."""
 
 
 class LossCause(StrEnum):
-    """Why a query was lost: not answered in time. Every lost query has exactly one; the words are those of logs and
-    metrics too."""
+    """Why a query was lost, that is not answered in time. Every lost query has exactly one cause. The values appear in
+    logs and metrics."""
 
     OWN_RATE = "own_rate"
-    """Its tenant asked for more than its share, and it waited behind that; or behind its own where nobody is over."""
+    """It waited behind queries of its own tenant, which was over its quota; or no tenant was over its quota."""
     NEIGHBOUR = "neighbour"
-    """It waited behind another tenant, or was given up for it."""
+    """It waited behind another tenant, or was shed for it."""
     SLOW = "slow"
-    """Launches of its tenant ran longer than the profile says."""
+    """Launches of its tenant took longer than the profile says."""
     STOLEN = "stolen"
     """Cores were taken by something else: launches ran longer than the profile says, but not on the processor."""
     SLO = "slo"
     """The profile says that it takes longer than its SLO."""
     DOOR = "door"
-    """It came to the core late: its request was read, decoded or queued at a front-end until then. Or never, as the
-    front-ends had no room for its body."""
+    """It reached the engine late, after reading, decoding and queueing at a front end. Or it never did: the front ends
+    had no room for its body."""
     REPLY = "reply"
-    """Its answer was there in time and was written late."""
+    """It was answered in time, but its response was written late."""
     RATE_LIMIT = "rate_limit"
     """Its tenant sent more queries a second than its `max_rate`."""
     CLIENT = "client"
@@ -75,7 +75,7 @@ class LossCause(StrEnum):
 
 
 ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
-"""The outcomes that come with a result."""
+"""Outcomes with a result."""
 
 
 def priority_rank(priority: int) -> int:
@@ -84,26 +84,26 @@ def priority_rank(priority: int) -> int:
 
 
 class _Remembers:
-    """What a tenant remembers beside its fields, since decisions ask for it all the time: whole batches, as work."""
+    """Values derived from a tenant and cached for decisions; no fields, so that files do not contain them."""
 
     __slots__ = ("_works", "rank")
 
     _works: dict[tuple[int, int], Work]
     rank: int
-    """`priority_rank` of the tenant's priority: its order among tenants, smallest first."""
+    """`priority_rank` of the tenant's priority; smallest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant(_Remembers):
     """Owner of one model with one SLO, weight and priority.
 
-    `cuts` are the unit boundaries at which the model may be left and resumed, from 0 to the number of units.
-    `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
-    that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
-    `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
-    `rate` are queries of one row of the first shape a second that are guaranteed even where they take more than the
-    share; one of more rows counts for what it takes of a lane beside those. Unset: none.
-    `max_rate` are queries a second that are taken at most, as many as come in a second at once. Unset: any number.
+    - `cuts`: unit boundaries at which the model can be left and resumed, from 0 to the number of units.
+    - `max_batch`: most rows of a batch along the batch dimension; 1: queries are never merged.
+    - `splits`: runs of boundaries between which launches may have a part of a batch's rows. Unset: none.
+    - `share`: guaranteed part of all device time; 0: a part of the rest, by weight.
+    - `rate`: guaranteed queries a second, of one row of the first shape, even above the share. A query of more rows
+      counts by its lane time. Unset: none.
+    - `max_rate`: most queries a second, with a burst of one second. Unset: no limit.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -169,12 +169,12 @@ class Tenant(_Remembers):
 class Query(Struct, frozen=True, gc=False):
     """One inference inside the core.
 
-    `id` counts up in the order in which queries come to the core, applications and each of their stages included: first
-    come, first served goes by it, and so do ties. `rank` is `priority_rank` of the request's own priority: it orders
-    the queries of one tenant alone. `items` is the number of rows that it brings along the batch dimension. `shape`
-    numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged when their
-    `merge_key` is equal.
-    `expiry_ns` is the absolute time of the client's own time-out, or None.
+    - `id`: number in the order of arrival, of queries, application queries and stages; breaks ties.
+    - `rank`: `priority_rank` of the request's own priority; orders queries of one tenant only.
+    - `items`: rows along the batch dimension.
+    - `shape`: number of the declared shape with the profile for predictions.
+    - `merge_key`: queries of one tenant may be merged if their keys are equal.
+    - `expiry_ns`: absolute time of the client's own time-out, or None.
     """
 
     id: int
@@ -189,10 +189,7 @@ class Query(Struct, frozen=True, gc=False):
 
 
 class StageQuery(Query, frozen=True, gc=False):
-    """A query that is one stage of an application's query, of whose model it is an ordinary query otherwise.
-
-    `part_of` is the number of the application's query.
-    """
+    """A query for one stage of the application query with the number `part_of`; else an ordinary query of the model."""
 
     part_of: int = 0
     stage: str = ""

@@ -1,6 +1,6 @@
-"""What is to run and where: work, the share of a device that it gets, the machine that has the devices, and rounds.
+"""Work and its resources: units of a batch, shares of devices, machines, and the rounds of plans.
 
-Times are integer nanoseconds. Everything here is frozen: it crosses boundaries.
+Times are integer nanoseconds. All types are immutable: they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from msgspec import Struct
 from cotenant.errors import InvalidValueError
 
 CPU = "cpu"
-"""The device whose slots are cores."""
+"""Name of the CPU as a device; its slots are cores."""
 _FLAGS = bytes.maketrans(b"01", b"\0\1")
 
 
 class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_like=True):
-    """What is to run: units [start, end) of `items` rows of a tenant's batch. Predictors are asked with it, and
-    remember by it.
+    """Units [start, end) of `items` rows of a tenant's batch: the argument of predictors and key of their memory.
 
-    Who does not know the units of the model leaves `end` 0, which stands for the last one; in a launch it is exact.
-    `shape` is the number of the declared shape. `version` is the number of the compiled implementation of the units.
-    `rows` is empty, or where these are not all rows of the batch, the first of them and the one behind the last.
+    `end` 0 stands for the last unit, where the units are unknown; in a launch `end` is exact. `shape` is the number of
+    the declared shape, `version` that of the compiled implementation. `rows` is empty for all rows of the batch, else
+    (first row, last row + 1).
     """
 
     tenant: str
@@ -37,7 +36,7 @@ class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_lik
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the first unit of the first row: of all the work of a batch one piece does."""
+        """Whether it contains the first unit of the batch's first row."""
         return self.start == 0 and not any(self.rows[:1])
 
     def until(self, end: int) -> Work:
@@ -49,12 +48,12 @@ class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_lik
         return Work(self.tenant, self.shape, self.items, start, self.end, self.version, self.rows)
 
     def part(self, first: int, last: int) -> Work:
-        """The same work for some of its rows, the first of them to the one before `last`."""
+        """The same work for the rows [first, last)."""
         return Work(self.tenant, self.shape, last - first, self.start, self.end, self.version, (first, last))
 
 
 def may_split(splits: Iterable[Sequence[int]], start: int, end: int) -> bool:
-    """Whether units [start, end) may run for a part of the rows: both lie in one of the runs of boundaries."""
+    """Whether units [start, end) may run for a part of the rows: one run of boundaries has both."""
     return any(start in run and end in run for run in splits)
 
 
@@ -77,27 +76,27 @@ def lane_name(number: int, cores: Sequence[int], device: str) -> str:
 
 
 class _Derived:
-    """What a share works out once; not among its fields, so that files do not say it twice."""
+    """Values derived from a share, computed once; no fields, so that files do not contain them."""
 
     __slots__ = ("mask", "size")
 
     mask: int
-    """The slots as bits of an integer, by their numbers in the machine."""
+    """The slots as bits, by their numbers in the machine."""
     size: int
     """Number of cores, or of SMs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share(_Derived):
-    """Where something runs: slots of a device, which are cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
+    """Slots of a device: cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
 
-    `device` is "cpu", "cuda:N", or what a simulated device is called. On the CPU `cores` are the numbers of the cores.
-    On a GPU they are slots, numbered from 0 to the number of its SMs: a share has as many as it has SMs, and disjoint
-    shares have different ones. Which SMs those are, the driver chooses; see `execute.gpu.sm_ladder`.
-    `first` is the number that the device's slot 0 has in its machine: shares of one machine are disjoint when their
-    masks are, on whatever devices they are. A share that comes from `Machine.share` has it right.
+    `device` is "cpu", "cuda:N", or the name of a simulated device. On the CPU `cores` are core numbers. On a GPU they
+    number slots from 0, one for each SM; the driver chooses the SMs (`execute.gpu.sm_ladder`).
 
-    Raises InvalidValueError when no core is named, one is named twice, or no device.
+    `first` is the number of the device's slot 0 in its machine. So shares of one machine are disjoint exactly if their
+    masks are, across devices. `Machine.share` sets it.
+
+    Raises InvalidValueError without cores, for duplicate cores, or without a device.
     """
 
     cores: tuple[int, ...]
@@ -114,17 +113,17 @@ class Share(_Derived):
 
     @classmethod
     def of_mask(cls, mask: int, device: str = CPU, first: int = 0) -> Share:
-        """The share of the slots whose bits are set: some, and none below the device's first one."""
+        """The share of the slots in a mask: at least one, and none below the device's first slot."""
         bits = bin(mask >> first)[:1:-1].encode().translate(_FLAGS)
         return cls._made(tuple(compress(range(len(bits)), bits)), device, first, mask)
 
     def joined(self, other: Share) -> Share:
-        """These slots, and then those of another share of the device, none of which is among these."""
+        """These slots, then those of a disjoint share of the same device."""
         return Share._made((*self.cores, *other.cores), self.device, self.first, self.mask | other.mask)
 
     @classmethod
     def _made(cls, cores: tuple[int, ...], device: str, first: int, mask: int) -> Share:
-        """One that is known to be right."""
+        """A share from values that are known to be valid."""
         made = object.__new__(cls)
         object.__setattr__(made, "cores", cores)
         object.__setattr__(made, "device", device)
@@ -139,9 +138,9 @@ class Share(_Derived):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All slots of all devices, in one row: those of the first device, then those of the second, and so on.
+    """All slots of all devices in one numbering, device after device.
 
-    Raises InvalidValueError when there is no device, or two of them have a name or slots in common.
+    Raises InvalidValueError without devices, or for two devices with a common name or common slots.
     """
 
     devices: tuple[Share, ...]
@@ -168,7 +167,7 @@ class Machine:
 
     @classmethod
     def holding(cls, shares: Iterable[Share]) -> Machine:
-        """The machine whose devices have the slots of these shares, which keep their numbers."""
+        """The machine of exactly the slots of these shares, which keep their numbers."""
         slots: dict[tuple[str, int], set[int]] = {}
         for share in shares:
             slots.setdefault((share.device, share.first), set()).update(share.cores)
@@ -176,11 +175,11 @@ class Machine:
 
     @classmethod
     def cpu(cls, cores: Iterable[int]) -> Machine:
-        """A machine whose only device is these cores."""
+        """A machine with these cores as its only device."""
         return cls.of({CPU: cores})
 
     def share(self, cores: Iterable[int], device: str = CPU) -> Share:
-        """Some slots of a device. Raises InvalidValueError for a device or slots that are not there."""
+        """The share of some slots of a device. Raises InvalidValueError for an unknown device or slot."""
         found = next((each for each in self.devices if each.device == device), None)
         if found is None:
             names = ", ".join(each.device for each in self.devices)
@@ -198,11 +197,11 @@ class Machine:
 
 
 class Slot(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
+    """A tenant's slot in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
 
-    Slots of a round with the same `group`, from 1 on, are the members of a group, whose launches start together; 0 is
-    a turn alone. `size` is what a member has of the partition meanwhile, in the units of the partition's size; a turn
-    alone has all of it, and says 0.
+    Slots of a round with the same `group`, from 1 on, form a group: their launches start together. 0 is a slot alone.
+    `size` is the part of the partition that a member of a group has, in units of the partition's size; 0 for a slot
+    alone, which has all of it.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -227,10 +226,10 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
+    """The round of one partition: its slots run in order, once every duty cycle `duty_ns`. Without slots it is free.
 
-    Raises InvalidValueError for slots without a duty cycle, and groups whose members do not stand next to each other or
-    are slots of one tenant.
+    Raises InvalidValueError for slots without a duty cycle, and for groups with members that are not adjacent or of the
+    same tenant.
     """
 
     duty_ns: int = 0
@@ -253,7 +252,7 @@ class Round:
 
     @property
     def steps(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots by when they run: one that runs alone, or the members of a group."""
+        """The slots in order of execution: each step is a slot alone, or the members of a group."""
         steps: list[tuple[Slot, ...]] = []
         for slot in self.slots:
             if slot.group and steps and steps[-1][0].group == slot.group:
@@ -265,7 +264,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PlanLanes:
-    """Lanes with their rounds, in the same order: those of the plan, then one a core that the plan leaves over."""
+    """Lanes with their rounds, in the same order: those of the plan, then one for each core that the plan leaves."""
 
     lanes: tuple[Share, ...]
     rounds: tuple[Round, ...]

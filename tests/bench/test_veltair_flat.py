@@ -167,7 +167,7 @@ KINDS = (
     *("a block within a model", "another order", "priorities"),
 )
 FLOORS = {
-    **{f"BlockRules: {kind}": 40 for kind in (*KINDS, "BlockGrowth", "short")},
+    **{f"BlockRules: {kind}": 40 for kind in (*KINDS, "BlockExpansion", "short")},
     **{f"SlackBlocks: {kind}": 25 for kind in KINDS},
     "SlackBlocks: all wait": 5,
     "BlockRules": 3000,

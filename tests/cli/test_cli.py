@@ -148,7 +148,7 @@ def test_profile_as_json(run: Run, tmp_path: Path) -> None:
 def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root: Path, workload: Path) -> None:
     status, out, err = run("simulate", workload, root, "--policy", "edf", "--policy", "fcfs", "--drop", "expired")
     assert (status, err) == (0, "")
-    assert "edf (drop: expired, cautious), seed 3" in out
+    assert "edf (drop: expired, tail-aware), seed 3" in out
     assert "fcfs (drop: expired), seed 3" in out
     assert "add_sub" in out
     arguments = ("simulate", workload, root, "--json", "--seeds", "2", "--noise", "0.3")
@@ -162,24 +162,24 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
 
 
 OF_OVERLAP = [
-    ("[policy]\nname = 'overlap'\nbarrier = true", "overlap", "--cautious", False),
+    ("[policy]\nname = 'overlap'\nbarrier = true", "overlap", "--tail-aware", False),
     ("[policy]\nname = 'overlap'\nbarrier = false", "overlap", None, True),
-    ("[policy]\nname = 'overlap'\nbarrier = false", "overlap", "--no-cautious", False),
+    ("[policy]\nname = 'overlap'\nbarrier = false", "overlap", "--no-tail-aware", False),
 ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "policy", "wish", "is_cautious"),
+    ("settings", "policy", "wish", "is_tail_aware"),
     [
         ("", "edf", None, True),
-        ("", "edf", "--no-cautious", False),
+        ("", "edf", "--no-tail-aware", False),
         ("", "sjf", None, False),
-        ("", "fcfs", "--cautious", True),
-        ("[policy]\ncautious = true", "sjf", None, True),
+        ("", "fcfs", "--tail-aware", True),
+        ("[policy]\ntail_aware = true", "sjf", None, True),
         *(OF_OVERLAP if known("overlap") else ()),
     ],
 )
-def test_simulate_says_cautious_where_a_margin_is_learnt_and_decisions_go_by_it(
+def test_simulate_says_tail_aware_where_a_margin_is_learnt_and_decisions_go_by_it(
     run: Run,
     root: Path,
     workload: Path,
@@ -187,7 +187,7 @@ def test_simulate_says_cautious_where_a_margin_is_learnt_and_decisions_go_by_it(
     settings: str,
     policy: str,
     wish: str | None,
-    is_cautious: bool,
+    is_tail_aware: bool,
 ) -> None:
     path = tmp_path / "trace.jsonl"
     arguments = ["simulate", workload, root, "--policy", policy, "--noise", 0.5, "--trace", path]
@@ -199,9 +199,9 @@ def test_simulate_says_cautious_where_a_margin_is_learnt_and_decisions_go_by_it(
         [made] = one_object(run(*arguments, "--json")[1])["runs"]
     finally:
         file.unlink()
-    assert ("cautious" in title) is is_cautious
-    assert made["cautious"] is is_cautious
-    assert (b'"spreads":{"' in path.read_bytes()) is is_cautious
+    assert ("tail-aware" in title) is is_tail_aware
+    assert made["tail_aware"] is is_tail_aware
+    assert (b'"spreads":{"' in path.read_bytes()) is is_tail_aware
     assert one_object(run("replay", path, "--json")[1])["same"] is True
 
 

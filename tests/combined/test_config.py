@@ -92,14 +92,14 @@ SERVER_ERRORS = [
     ("[device]\nkind = 'tpu'", "device.kind", "'tpu', expected one of cpu, cuda"),
     ("[device]\nlanes = [[0], 1]", "device.lanes", "Expected `array`"),
     ("[policy]\ndrop = 'maybe'", "policy.drop", "maybe"),
-    ("[policy]\nstretch = 1.5", "policy.stretch", "<= 1"),
+    ("[policy]\nslack_share = 1.5", "policy.slack_share", "<= 1"),
     ("[policy]\nname = 1", "policy.name", "Expected `str`"),
     ("[policy]\nname = 'zzz'", "policy: name is 'zzz'", "edf"),
     ("[policy]\nname = 'overlap'\nways = 0", "policy.ways", ">= 1"),
     (
         "[policy]\nways = 2",
         "policy.ways",
-        "policy 'shares' has no such option, expected one of cautious, drop, preempt",
+        "policy 'shares' has no such option, expected one of drop, preempt",
     ),
     ("policy = 3", "policy", "Expected `object`"),
     ("[predict]\nquantile = 'p98'", "predict.quantile", "p98"),
@@ -114,6 +114,18 @@ def test_a_wrong_server_config_is_named(tmp_path: Path, text: str, key: str, exp
         load_server_config(path)
     assert str(caught.value).startswith(f"{path}: {key}")
     assert expected in str(caught.value)
+
+
+def test_old_names_of_options_are_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cotenant.toml"
+    path.write_text("[policy]\nname = 'edf'\nstretch = 0.3\ncautious = false\n", encoding="utf-8")
+    for _ in range(2):
+        assert load_server_config(path).policy.options == {"slack_share": 0.3, "tail_aware": False}
+    for old, new in (("stretch", "slack_share"), ("cautious", "tail_aware")):
+        text = f"{path}: policy.{old} is deprecated and ends with version 0.3: use {new!r} instead"
+        assert caplog.messages.count(text) == 1
+    assert load_server_config(path, {"policy.cautious": True}).policy.options["tail_aware"] is True
+    assert "command line.cautious is deprecated and ends with version 0.3: use 'tail_aware' instead" in caplog.messages
 
 
 def test_a_repository_without_settings_has_defaults(tmp_path: Path) -> None:
@@ -153,13 +165,13 @@ def test_lanes_that_do_not_fit_are_named(lanes: object) -> None:
 
 @pytest.mark.parametrize("name", policy_names())
 def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None:
-    wished = {"drop": "expired", "preempt": True, "stretch": 0.3, "ways": 3, "members": 1, "repeat": False}
+    wished = {"drop": "expired", "preempt": True, "slack_share": 0.3, "ways": 3, "members": 1, "repeat": False}
     options = {key: value for key, value in wished.items() if key in options_of(policy_class(name))}
     policy = make_policy(name, options, TWO_LANES)
     cuts = True if "preempt" in options else policy.spec.preempt
     spec = policy.spec
     assert (spec.name, spec.drop, spec.preempt, spec.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
-    assert getattr(policy, "stretch", 0.3) == 0.3
+    assert getattr(policy, "slack_share", 0.3) == 0.3
     if isinstance(policy, Overlap):
         assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)
     assert make_policy(name, {}, ONE_LANE) == policy_class(name)(ONE_LANE)
@@ -192,7 +204,7 @@ def test_unknown_policies_and_damaged_headers_are_named() -> None:
     expected = r"\[policy\]: policy 'overlap': members is 3, expected 0 \(one per lane, 4 at most\) to 2"
     with pytest.raises(ConfigError, match=expected):
         make_policy("overlap", {"members": 3}, TWO_LANES)
-    good = {"lanes": [{"cores": [0], "device": "cpu"}], "drop": "none", "preempt": False, "stretch": 0.1}
+    good = {"lanes": [{"cores": [0], "device": "cpu"}], "drop": "none", "preempt": False, "slack_share": 0.1}
     for damage in ({"drop": "zzz"}, {"lanes": [{}]}, {"lanes": None}, {"lanes": [{"cores": [], "device": "cpu"}]}):
         with pytest.raises(ConfigError, match="trace header: policy_options cannot be used"):
             rebuild_policy("edf", {**good, **damage})

@@ -400,7 +400,9 @@ def test_every_query_ends_once_under_concurrent_submits_cancels_and_faults(
             elif isinstance(action, Respond):
                 ended[action.query] += 1
 
-    engine = Engine(tenants, Edf(TWO_LANES, drop, preempt=True, stretch=0.0), TablePredictor(found), Machine.cpu(CORES))
+    engine = Engine(
+        tenants, Edf(TWO_LANES, drop, preempt=True, slack_share=0.0), TablePredictor(found), Machine.cpu(CORES)
+    )
     executor = SimulatedExecutor(world, clock)
     driver = Driver(engine, executor, clock, (watch,))
     account = Account()

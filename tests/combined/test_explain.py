@@ -66,7 +66,7 @@ def story(path: Path, query: int) -> list[str]:
 
 def test_a_query_that_waited_for_another_tenants_segment(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    record(path, Edf(ONE_LANE, preempt=True, stretch=0.0), [at(0, LONG, 0), at(1, SHORT, 10), at(2, SHORT, 12)])
+    record(path, Edf(ONE_LANE, preempt=True, slack_share=0.0), [at(0, LONG, 0), at(1, SHORT, 10), at(2, SHORT, 12)])
     assert story(path, 1) == [
         "Query 1 of 'short' was answered after 45.0 ms; its deadline was 50.0 ms.",
         "It waited 30.0 ms and ran 15.0 ms in 1 launch(es); 0 of its tenant's queries waited before it.",
@@ -221,7 +221,7 @@ def test_only_those_are_ahead_who_still_wait(tmp_path: Path) -> None:
         (72 * MS, QueryCancelled(0)),
         (73 * MS, QueryCancelled(5)),
     ]
-    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    live(path, events, Edf(ONE_LANE, preempt=True, slack_share=0.0))
     assert explain(read(path)[1], 2).ahead == 1
     assert explain(read(path)[1], 3).ahead == 1  # the second one; the first was cancelled
     assert explain(read(path)[1], 3).outcome == "failed"
@@ -244,7 +244,7 @@ def test_a_reload_is_told_to_queries_of_its_model_alone(tmp_path: Path) -> None:
         (30 * MS, LaunchEnded(1)),
         (60 * MS, LaunchEnded(2)),
     ]
-    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    live(path, events, Edf(ONE_LANE, preempt=True, slack_share=0.0))
     told = "+5.0 ms: its model was reloaded: what was not in its last launch waits for the new model."
     assert told in story(path, 1)
     assert told not in story(path, 0)
@@ -260,7 +260,7 @@ def test_a_dropped_paused_batch_was_no_longer_waiting(tmp_path: Path) -> None:
         (93 * MS, QueryArrived(at(3, LONG, 93))),
         (94 * MS, QueryCancelled(3)),
     ]
-    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    live(path, events, Edf(ONE_LANE, preempt=True, slack_share=0.0))
     assert explain(read(path)[1], 0).outcome == "dropped"
     assert explain(read(path)[1], 3).ahead == 1
 

@@ -87,16 +87,17 @@ CASES = {
     "lanes of two sizes on three cores": Case("[device]\ncores = [0, 1, 3]\nlanes = [[3], [0, 1]]\n"),
     "every option of the file": Case(
         '[device]\nisolation = "thread"\n\n[policy]\nname = "overlap"\ndrop = "expired"\npreempt = true\n'
-        "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\ncautious = true\n"
+        "slack_share = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\n"
+        "tail_aware = true\n"
     ),
     "an option of another policy": Case('[policy]\nname = "edf"\nlend = false\n', names=("",)),
     "the command line over the file": Case(
-        '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ncautious = true\n',
-        ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-cautious"),
+        '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ntail_aware = true\n',
+        ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-tail-aware"),
     ),
     "a plan": Case(options=("--plan", PLAN), names=("", *NAMES)),
     "a plan in the file, and the policy of no plan": Case(
-        f'[policy]\nname = "edf"\nstretch = 0.2\n\n[plan]\nfile = "{PLAN}"\n', names=("", "edf")
+        f'[policy]\nname = "edf"\nslack_share = 0.2\n\n[plan]\nfile = "{PLAN}"\n', names=("", "edf")
     ),
     "shares of a GPU": Case('[device]\nkind = "cuda"\nindex = 1\nshares = [25, 75]\n'),
     "groups that slow each other down": Case(slowed=2.0, names=OVERLAP),
@@ -228,9 +229,9 @@ class Made:
         if self._engine is None:
             return self._shown(err)
         told = json.loads(out)["runs"][0]
-        cautious = ", cautious" if told["cautious"] else ""
+        tail_aware = ", tail-aware" if told["tail_aware"] else ""
         believed = type(self._engine.predictor).__name__
-        text = f"{told['policy']} (drop: {told['drop']}{cautious}), believes {believed}"
+        text = f"{told['policy']} (drop: {told['drop']}{tail_aware}), believes {believed}"
         return cast(Policy, self._engine.policy), text
 
     def tenants(self, name: str) -> tuple[tuple[Tenant, ...], tuple[Tenant, ...]]:

@@ -39,7 +39,7 @@ PREDICTOR = TablePredictor({"a": MODEL, "b": MODEL})
 
 
 def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
-    """Every policy over these lanes, those that can be cautious both ways, and overlap with a barrier and without.
+    """Every policy over these lanes, those that can be tail-aware both ways, and overlap with a barrier and without.
 
     Blocks get any number of lanes, which have to be of one size.
     """
@@ -49,13 +49,13 @@ def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
         given = {option: value for option, value in options.items() if option in known}
         if issubclass(kind, BlockPolicy) and len({lane.size for lane in lanes}) > 1:
             continue
-        wishes = [{"cautious": wish} for wish in (False, True)] if "cautious" in known else [{}]
+        wishes = [{"tail_aware": wish} for wish in (False, True)] if "tail_aware" in known else [{}]
         made += [kind(lanes, **wish, **given) for wish in wishes]
     return [*made, *[replace(policy, barrier=False) for policy in made if isinstance(policy, Overlap)]]
 
 
 def ids(policy: Policy) -> str:
-    return f"{policy.name}{'-cautious' if policy.spec.cautious else ''}{'-grouped' if policy.spec.grouped else ''}"
+    return f"{policy.name}{'-tail-aware' if policy.spec.tail_aware else ''}{'-grouped' if policy.spec.grouped else ''}"
 
 
 @pytest.mark.parametrize("policy", all_policies(TWO_LANES) + all_policies((NARROW, WIDE)), ids=ids)
@@ -206,7 +206,7 @@ def test_with_many_free_lanes_nobody_is_started_twice_and_no_lane_stays_idle(
 @pytest.mark.parametrize("lanes", [1, 2, 40])
 def test_doubtful_queries_keep_their_order_however_many_there_are(lanes: int) -> None:
     """None may overtake another, as a head or as a member of a batch; overdue ones are merged like any others."""
-    policy = Edf(FORTY[:lanes], DropRule.NONE, cautious=True)
+    policy = Edf(FORTY[:lanes], DropRule.NONE, tail_aware=True)
     queries = [Query(n, "a", 0, (5 + n // 20) * MS) for n in range(100)]
     decision = decide(policy, [Tenant("a", 30 * MS, max_batch=8)], queries, EVEN)
     served = [query for start in started(decision) for query in start]

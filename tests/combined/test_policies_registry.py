@@ -109,7 +109,7 @@ def test_every_policy_says_all_that_the_protocol_asks(name: str) -> None:
     policy = make_policy(name, {}, TWO_LANES)
     assert policy.spec.lanes == TWO_LANES
     assert {core for share in policy.spec.shares for core in share.cores} == set(CORES[:2])
-    assert {type(policy.spec.grouped), type(policy.spec.preempt), type(policy.spec.cautious)} == {bool}
+    assert {type(policy.spec.grouped), type(policy.spec.preempt), type(policy.spec.tail_aware)} == {bool}
     assert policy.spec.drop is DropRule.HOPELESS
 
 

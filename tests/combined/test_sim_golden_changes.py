@@ -1,8 +1,9 @@
 """Golden traces of runs in which something changes, or whose queries are more than one launch.
 
 As in `test_sim_golden`, every decision is kept byte for byte: of applications, of policies and beliefs that change in
-the middle, of tenants that come, go and are suspended, of cautious policies, of groups that a fitted predictor is asked
-about, of a plan file that is served, and of strands: parts of batches, launches that wait, and ones that grow.
+the middle, of tenants that come, go and are suspended, of tail-aware policies, of groups that a fitted predictor is
+asked about, of a plan file that is served, and of tasks: parts of batches, launches that wait, and launches that
+expand.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
 from plan_samples import CPU, latencies
 from scenario import MS, ONE_LANE, TWO_LANES
-from strands import STRANDS, Branches, Growing, Halves, Pointers
+from task_policies import TASK_POLICIES, Branches, Expanding, Halves, Pointers
 
 FOUR_LANES = tuple(Share((core,)) for core in range(4))
 SHARES = (Share((0,), "cuda:0"), Share((1, 2), "cuda:0"))
@@ -229,7 +230,7 @@ CHANGES: dict[str, Change] = {
         failure_rate=0.05,
     ),
     "policy-changed": Change(
-        Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0),
+        Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, slack_share=0.0),
         [
             *at(60, TenantSuspended("detect", "its worker died"), TenantSuspended("embed", "its worker died")),
             *at(170, PolicyChanged(Clockwork(ONE_LANE))),  # while queries of suspended tenants wait
@@ -241,7 +242,7 @@ CHANGES: dict[str, Change] = {
         queries=workload(1.3),
     ),
     "tenants": Change(
-        Edf(ONE_LANE, stretch=0.0),
+        Edf(ONE_LANE, slack_share=0.0),
         [
             *at(155, TenantSuspended("detect", "its worker died")),  # what its launch makes is lost
             *at(184, QueryCancelled(10)),  # while it runs
@@ -259,8 +260,8 @@ CHANGES: dict[str, Change] = {
         queries=workload(1.1),
         failure_rate=0.25,
     ),
-    "edf-cautious": Change(
-        Edf(ONE_LANE, cautious=True),
+    "edf-tail-aware": Change(
+        Edf(ONE_LANE, tail_aware=True),
         [
             *at(200, PredictorChanged(BELIEVED.scaled(SLOWER).with_margin(MARGIN))),
             *at(350, PredictorChanged(BELIEVED.with_margin(WIDER))),
@@ -268,7 +269,7 @@ CHANGES: dict[str, Change] = {
         SURE,
         workload(1.2),
     ),
-    "overlap-lanewise": Change(Overlap(TWO_LANES, barrier=False, stretch=0.5), (), SURE, workload(1.2)),
+    "overlap-lanewise": Change(Overlap(TWO_LANES, barrier=False, slack_share=0.5), (), SURE, workload(1.2)),
     "overlap-fitted": Change(
         Overlap(TWO_LANES),
         [
@@ -289,7 +290,7 @@ CHANGES: dict[str, Change] = {
         workload(1.2),
     ),
     "overlap-four-lanes": Change(
-        Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, stretch=0.0, repeat=False),
+        Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, slack_share=0.0, repeat=False),
         (),
         FITTED,
         workload(1.6),
@@ -300,12 +301,14 @@ CHANGES: dict[str, Change] = {
         [
             *at(160, PolicyChanged(Clockwork(SHARES))),
             *at(300, PolicyChanged(DutyCycle(SHARES, rounds=ROUNDS, lend=False))),
-            *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, cautious=True)), PredictorChanged(SURE)),
+            *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, tail_aware=True)), PredictorChanged(SURE)),
         ],
         queries=tight(1.3),
         cores=range(3),
     ),
-    "duty-cycle-crowded": Change(DutyCycle(TWO_LANES, preempt=True, stretch=0.3, rounds=ROUNDS), queries=workload(2.0)),
+    "duty-cycle-crowded": Change(
+        DutyCycle(TWO_LANES, preempt=True, slack_share=0.3, rounds=ROUNDS), queries=workload(2.0)
+    ),
     "duty-cycle-groups": Change(
         DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(PAIRED,)),
         [
@@ -327,7 +330,7 @@ CHANGES: dict[str, Change] = {
         PLAN_TENANTS,
         range(4),
     ),
-    "strands-halves": Change(
+    "tasks-halves": Change(
         Halves(TWO_LANES),
         [
             *at(60, QueryCancelled(4)),
@@ -338,26 +341,26 @@ CHANGES: dict[str, Change] = {
         tenants=[replace(tenant, splits=(tenant.cuts,)) for tenant in TENANTS],
         failure_rate=0.1,
     ),
-    "strands-branches": Change(
+    "tasks-branches": Change(
         Branches(TWO_DEVICES.devices),
         at(300, TenantRemoved("detect", "the model was unloaded")),
         queries=workload(0.8),
         machine=TWO_DEVICES,
         failure_rate=0.1,
     ),
-    "strands-pointers": Change(
+    "tasks-pointers": Change(
         Pointers(TWO_LANES),
         at(230, PolicyChanged(Edf(TWO_LANES))),  # while launches wait
         queries=workload(1.2),
         failure_rate=0.1,
     ),
-    "strands-growing": Change(Growing(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
+    "tasks-expanding": Change(Expanding(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
 }
 
 
 def policy_of(name: str, options: dict[str, Any]) -> Policy:
     """One of this repository, or of the tests."""
-    return msgspec.convert(options, STRANDS[name]) if name in STRANDS else rebuild_policy(name, options)
+    return msgspec.convert(options, TASK_POLICIES[name]) if name in TASK_POLICIES else rebuild_policy(name, options)
 
 
 @pytest.mark.parametrize("run", CHANGES)
@@ -382,13 +385,13 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
         assert f'"outcome":"{outcome.value}"' in text
     for word in (
         "LookAhead",
-        "Grow",
+        "Expand",
         "Enqueue",
         '"after"',
         '"part":true',
         '"ahead":true',
         '"barrier":false',
-        '"cautious":true',
+        '"tail_aware":true',
         '"part_of"',
         '"device":"cuda:0"',
     ):

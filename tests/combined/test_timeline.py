@@ -24,7 +24,7 @@ BELIEF = TablePredictor({**tables({"a": 40 * MS}, 2).tables, **tables({"b": 10 *
 
 def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
     path, out = tmp_path / "trace", tmp_path / "out.json"
-    policy = Edf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0)
+    policy = Edf(TWO_LANES, DropRule.EXPIRED, preempt=True, slack_share=0.0)
     writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (A, B), Machine.cpu(CORES), created=""))
     start = 5 * MS  # the first event is the origin of the timeline
     queries = [Query(0, "a", start, start + A.slo_ns), Query(1, "a", start, start + A.slo_ns)]
@@ -54,7 +54,7 @@ def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
 
 def test_the_pieces_of_a_placed_launch_have_tracks_of_their_cores(tmp_path: Path) -> None:
     path, out = tmp_path / "trace", tmp_path / "out.json"
-    policy = Edf(ONE_LANE, preempt=False, stretch=0.0)
+    policy = Edf(ONE_LANE, preempt=False, slack_share=0.0)
     writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (B,), Machine.cpu(CORES), created=""))
     queries = [Query(0, "b", 5 * MS, 35 * MS)]
     simulate(Engine((B,), policy, BELIEF, Machine.cpu(CORES)), TableWorld(BELIEF), queries, lambda *_: None, log=writer)

@@ -276,7 +276,7 @@ def test_a_launch_that_waits_for_one_that_has_ended_or_failed_runs(world: World)
 # --- batches in parts ------------------------------------------------------------------------------------------------
 
 
-class Strands:
+class Tasks:
     """One batch in parts, each of which is submitted behind those that it waits for."""
 
     def __init__(self, world: World, rows: int, query: int = 0) -> None:
@@ -324,13 +324,13 @@ def test_chunks_of_a_run_are_on_the_device_behind_what_they_wait_for(
     runs = threading.Semaphore(0)
     model.before_run = runs.release
     device.gate.clear()
-    strands = Strands(world, rows)
-    first = strands.launch((0, 1), LEFT)
+    tasks = Tasks(world, rows)
+    first = tasks.launch((0, 1), LEFT)
     chunks = [
-        strands.launch((1, 3), share, (first,), part)
+        tasks.launch((1, 3), share, (first,), part)
         for share, part in ((LEFT, (0, rows // 2)), (RIGHT, (rows // 2, rows)))
     ]
-    last = strands.launch((3, 4), RIGHT, tuple(chunks))
+    last = tasks.launch((3, 4), RIGHT, tuple(chunks))
     if not is_captured:
         for _ in range(4):
             assert runs.acquire(timeout=WAIT_S)  # all of it is on the device, and nothing has ended
@@ -340,19 +340,17 @@ def test_chunks_of_a_run_are_on_the_device_behind_what_they_wait_for(
     for number in (*chunks, last):
         world.wake(number)
         assert world.wait(number) is None
-    np.testing.assert_array_equal(world.answer(0), strands.expected())
+    np.testing.assert_array_equal(world.answer(0), tasks.expected())
     assert world.executor.kept == 0
 
 
 def test_chunks_to_the_end_of_a_model_give_each_row_its_answer(world: World, device: FakeStreams) -> None:
     world.serve("a", CUTS)
     for query, shares in ((0, (LEFT, RIGHT)), (1, (RIGHT, LEFT))):
-        strands = Strands(world, 3, query)
-        numbers = [
-            strands.launch((0, 4), share, (), part) for share, part in zip(shares, ((0, 1), (1, 3)), strict=True)
-        ]
+        tasks = Tasks(world, 3, query)
+        numbers = [tasks.launch((0, 4), share, (), part) for share, part in zip(shares, ((0, 1), (1, 3)), strict=True)]
         assert [world.wait(number) for number in numbers] == [None, None]
-        np.testing.assert_array_equal(world.answer(query), strands.expected())
+        np.testing.assert_array_equal(world.answer(query), tasks.expected())
     assert world.executor.kept == 0
 
 
@@ -361,12 +359,12 @@ def test_a_batch_that_paused_goes_on_in_chunks_and_whole_again(
     world: World, device: FakeStreams, is_captured: bool
 ) -> None:
     world.serve("a", CUTS, values=not is_captured)
-    strands = Strands(world, 3)
-    assert world.wait(strands.launch((0, 1), LEFT, part=False)) is None
-    for number in [strands.launch((1, 3), share, (), part) for share, part in ((LEFT, (0, 2)), (RIGHT, (2, 3)))]:
+    tasks = Tasks(world, 3)
+    assert world.wait(tasks.launch((0, 1), LEFT, part=False)) is None
+    for number in [tasks.launch((1, 3), share, (), part) for share, part in ((LEFT, (0, 2)), (RIGHT, (2, 3)))]:
         assert world.wait(number) is None
-    assert world.wait(strands.launch((3, 4), RIGHT, part=False)) is None
-    np.testing.assert_array_equal(world.answer(0), strands.expected())
+    assert world.wait(tasks.launch((3, 4), RIGHT, part=False)) is None
+    np.testing.assert_array_equal(world.answer(0), tasks.expected())
 
 
 def test_a_chunk_reads_nothing_that_the_device_has_not_put_before_it(world: World, device: FakeStreams) -> None:
@@ -375,10 +373,10 @@ def test_a_chunk_reads_nothing_that_the_device_has_not_put_before_it(world: Worl
     runs = threading.Semaphore(0)
     model.before_run = runs.release
     device.gate.clear()
-    strands = Strands(world, 2)
-    first = strands.launch((0, 1), LEFT)
+    tasks = Tasks(world, 2)
+    first = tasks.launch((0, 1), LEFT)
     assert runs.acquire(timeout=WAIT_S)
-    stray = strands.launch((1, 3), RIGHT, (), (0, 1))
+    stray = tasks.launch((1, 3), RIGHT, (), (0, 1))
     assert runs.acquire(timeout=WAIT_S)
     device.gate.set()
     assert world.wait(first) is None
@@ -394,11 +392,11 @@ def test_what_a_chunk_reads_is_known_through_those_between(world: World, device:
     runs = threading.Semaphore(0)
     model.before_run = runs.release
     device.gate.clear()
-    strands = Strands(world, 2)
-    first = strands.launch((0, 1), LEFT)
-    second = strands.launch((1, 3), LEFT, (first,), (0, 1))
-    third = strands.launch((1, 3), RIGHT, (second,), (1, 2))
-    last = strands.launch((3, 4), LEFT, (third,))
+    tasks = Tasks(world, 2)
+    first = tasks.launch((0, 1), LEFT)
+    second = tasks.launch((1, 3), LEFT, (first,), (0, 1))
+    third = tasks.launch((1, 3), RIGHT, (second,), (1, 2))
+    last = tasks.launch((3, 4), LEFT, (third,))
     for _ in range(4):
         assert runs.acquire(timeout=WAIT_S)
     device.gate.set()
@@ -406,16 +404,16 @@ def test_what_a_chunk_reads_is_known_through_those_between(world: World, device:
     for number in (second, third, last):
         world.wake(number)
         assert world.wait(number) is None
-    np.testing.assert_array_equal(world.answer(0), strands.expected())
+    np.testing.assert_array_equal(world.answer(0), tasks.expected())
 
 
 def test_chunks_that_nobody_wants_any_more_leave_nothing(world: World, device: FakeStreams) -> None:
     world.serve("a", CUTS)
     device.gate.clear()
-    strands = Strands(world, 2)
-    first = strands.launch((0, 1), LEFT)
-    strands.launch((1, 3), LEFT, (first,), (0, 1))
-    strands.launch((1, 3), RIGHT, (first,), (1, 2))
+    tasks = Tasks(world, 2)
+    first = tasks.launch((0, 1), LEFT)
+    tasks.launch((1, 3), LEFT, (first,), (0, 1))
+    tasks.launch((1, 3), RIGHT, (first,), (1, 2))
     world.executor.release(0)
     world.executor.discard(0)
     device.gate.set()

@@ -43,7 +43,7 @@ class Stepped:
         self.asked += 1
         return {1: 160, 2: 110, 3: 90, 4: 120}[size]
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         return latency_ns
 
 

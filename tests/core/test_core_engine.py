@@ -102,11 +102,11 @@ def test_a_request_refused_for_a_full_queue_is_a_lost_arrival_of_its_tenants_acc
     inside.handle(QueryArrived(query(3)), 1)
     assert outside.handle(QueryRefused("a", 0, UNSET, "the queue is full"), 1) == []
     assert outside.handle(QueryRefused("nobody", 0, UNSET, "the queue is full"), 1) == []
-    seen = [core.snapshot(1).accounts["a"] for core in (inside, outside)]
+    seen = [core.snapshot(1).fair_queues["a"] for core in (inside, outside)]
     assert seen[0].attainment == seen[1].attainment
-    assert seen[0].asked == seen[1].asked > 0
+    assert seen[0].demand == seen[1].demand > 0
     outside.handle(QueryRefused("a", 0, LossCause.GONE, "it is being reloaded"), 1)
-    assert outside.snapshot(1).accounts["a"].asked == seen[0].asked
+    assert outside.snapshot(1).fair_queues["a"].demand == seen[0].demand
 
 
 def test_a_tenant_has_no_more_than_its_rate_and_gets_it_anew_when_it_is_changed() -> None:
@@ -218,7 +218,7 @@ def test_a_failed_launch_fails_its_queries_and_releases_the_batch() -> None:
 
 def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_alone() -> None:
     """One of them is at fault, the others are answered; who left before is not asked, and no newcomer joins them."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2, 3, 4):
         core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
@@ -248,7 +248,7 @@ def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_a
 
 def test_the_members_of_a_batch_in_which_a_worker_died_are_run_alone() -> None:
     """In halves, whoever kills workers would kill one at each step."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2, 3, 4):
         core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
@@ -278,7 +278,7 @@ def test_who_comes_back_waits_in_the_order_of_the_policy_of_that_time() -> None:
 
 def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
     """The rows of those who left are still in the tensors, and may be what made it fail."""
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2):
         core.handle(QueryArrived(query(number, "b")), 0)
@@ -291,7 +291,7 @@ def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
 
 
 def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     core.handle(QueryArrived(query(1)), 1)  # more urgent: goes on at the cut
     core.handle(LaunchEnded(0), 10 * MS)
@@ -343,7 +343,7 @@ def test_a_batch_in_its_last_launch_ends_with_the_old_model() -> None:
 
 
 def test_a_batch_that_would_need_another_launch_is_run_anew() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     [launch] = core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     assert isinstance(launch, Launch)
     assert (launch.work.end, core.ending("b")) == (2, frozenset())
@@ -356,7 +356,7 @@ def test_a_batch_that_would_need_another_launch_is_run_anew() -> None:
 
 
 def test_a_paused_batch_is_run_anew_too() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
     core.handle(QueryArrived(query(1)), 1)
     core.handle(LaunchEnded(0), 10 * MS)
@@ -399,7 +399,7 @@ def test_who_is_not_there_cannot_be_changed() -> None:
 @pytest.mark.parametrize("drop", list(DropRule))
 def test_a_paused_batch_ends_when_its_time_has_come(drop: DropRule) -> None:
     """Behind more urgent load, for ever: at the client's own time-out, and at the deadline if the rule says so."""
-    core = engine(drop, stretch=0.0)
+    core = engine(drop, slack_share=0.0)
     core.handle(QueryArrived(query(0, "b", slo_ns=300 * MS, expiry_ns=400 * MS)), 0)
     core.handle(QueryArrived(query(1, rank=0)), 1)
     actions = core.handle(LaunchEnded(0), 20 * MS)
@@ -435,7 +435,7 @@ def test_cancelling_a_running_query_frees_the_lane_only_when_the_launch_ends() -
 
 
 def test_a_member_that_is_cancelled_leaves_its_batch_running_for_the_others() -> None:
-    core = engine(stretch=0.0)
+    core = engine(slack_share=0.0)
     core.handle(QueryArrived(query(0)), 0)
     for number in (1, 2):
         core.handle(QueryArrived(query(number, "b")), 0)
@@ -523,7 +523,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "same query twice": (Decision((begin(), begin(share=TWO_LANES[1]))), "do not run each unit of each row once"),
     "query of another": (Decision((begin(work=Work("a", 0, 1, 0, 1)),)), "which is not waiting"),
     "empty batch": (Decision((begin(queries=()),)), "empty batch"),
-    "unknown tenant": (Decision((begin(work=Work("c", 0, 1, 0, 4)),)), "one of nobody"),
+    "unknown tenant": (Decision((begin(work=Work("c", 0, 1, 0, 4)),)), "a batch of an unknown tenant"),
     "not at a cut": (Decision((begin(work=Work("b", 0, 1, 0, 3)),)), "ends a segment of 'b' at unit 3"),
     "no unit": (Decision((begin(work=Work("b", 0, 1, 0, 0)),)), "at unit 0"),
     "beyond the end": (Decision((begin(work=Work("b", 0, 1, 0, 6)),)), "at unit 6"),
@@ -611,13 +611,15 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
 
 
 def test_a_policy_with_a_table_of_its_own_is_refused() -> None:
-    spec = structs.replace(SCRIPTED, asked={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
+    spec = structs.replace(SCRIPTED, requests={**WHEN_FREE, Moment.OTHER: Ask.SELECT})
     with pytest.raises(InvalidValueError, match="expected WHEN_FREE, AT_ARRIVALS or IN_GROUPS"):
         Engine([A, B], Scripted(lambda snapshot: Decision(), spec), PREDICTOR, Machine.cpu(CORES))
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
-def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Moment, Ask], expected: list[int]) -> None:
+@pytest.mark.parametrize(("requests", "expected"), [(WHEN_FREE, [0]), (AT_ARRIVALS, [0, 1, 2])])
+def test_a_policy_is_asked_at_the_events_that_its_table_names(
+    requests: Mapping[Moment, Ask], expected: list[int]
+) -> None:
     """With every lane busy only a policy that selects is asked at arrivals, once for those that come together."""
     seen: list[int] = []
 
@@ -628,7 +630,8 @@ def test_a_policy_is_asked_at_the_events_that_its_table_names(asked: Mapping[Mom
         starts = zip(heads, free, strict=False)
         return Decision(tuple([begin(queries=(head,), share=lane) for head, lane in starts]))
 
-    core = Engine([A, B], Scripted(decide, structs.replace(SCRIPTED, asked=asked)), PREDICTOR, Machine.cpu(CORES))
+    policy = Scripted(decide, structs.replace(SCRIPTED, requests=requests))
+    core = Engine([A, B], policy, PREDICTOR, Machine.cpu(CORES))
     for number, more in enumerate((True, False)):
         core.handle(QueryArrived(query(number, "b"), more), 0)
     assert core.running == 2

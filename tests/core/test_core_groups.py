@@ -38,7 +38,7 @@ class Groups:
     """Decides what it is told, once each, as groups; with nothing left to be told, nothing."""
 
     spec = PolicySpec(
-        name="groups", lanes=(LEFT, RIGHT), shares=(LEFT, RIGHT), drop=DropRule.NONE, asked=IN_GROUPS, preempt=True
+        name="groups", lanes=(LEFT, RIGHT), shares=(LEFT, RIGHT), drop=DropRule.NONE, requests=IN_GROUPS, preempt=True
     )
 
     def __init__(self, *steps: Step) -> None:

@@ -9,16 +9,16 @@ import pytest
 from cotenant.core.lifecycle import (
     BATCH_TRANSITIONS,
     QUERY_TRANSITIONS,
-    STRAND_TRANSITIONS,
+    TASK_TRANSITIONS,
     BatchState,
     BatchStep,
     QueryState,
     QueryStep,
-    StrandState,
-    StrandStep,
+    TaskState,
+    TaskStep,
     next_batch_state,
     next_query_state,
-    next_strand_state,
+    next_task_state,
 )
 from cotenant.errors import ProtocolViolationError
 
@@ -46,26 +46,26 @@ BATCH_TABLE = {
     ("DOOMED", "END"): "ENDED",
 }
 
-STRAND_TABLE = {
+TASK_TABLE = {
     ("NEW", "LAUNCH"): "RUNNING",
     ("NEW", "WAIT"): "WAITING",
     ("WAITING", "LAUNCH"): "RUNNING",
     ("WAITING", "CANCEL"): "ENDED",
-    ("RUNNING", "GROW"): "GROWING",
+    ("RUNNING", "EXPAND"): "EXPANDING",
     ("RUNNING", "END"): "ENDED",
-    ("GROWING", "GREW"): "RUNNING",
-    ("GROWING", "END"): "ENDED",
+    ("EXPANDING", "EXPANDED"): "RUNNING",
+    ("EXPANDING", "END"): "ENDED",
 }
 
 
-@pytest.mark.parametrize(("state", "step"), list(product(StrandState, StrandStep)), ids=lambda value: value.name)
-def test_strand_steps(state: StrandState, step: StrandStep) -> None:
-    expected = STRAND_TABLE.get((state.name, step.name))
+@pytest.mark.parametrize(("state", "step"), list(product(TaskState, TaskStep)), ids=lambda value: value.name)
+def test_task_steps(state: TaskState, step: TaskStep) -> None:
+    expected = TASK_TABLE.get((state.name, step.name))
     if expected is None:
         with pytest.raises(ProtocolViolationError, match=f"launch 7: {step.name} cannot happen while {state.name}"):
-            next_strand_state(state, step, 7)
+            next_task_state(state, step, 7)
     else:
-        assert next_strand_state(state, step, 7) is StrandState[expected]
+        assert next_task_state(state, step, 7) is TaskState[expected]
 
 
 @pytest.mark.parametrize(("state", "step"), list(product(QueryState, QueryStep)), ids=lambda value: value.name)
@@ -91,7 +91,7 @@ def test_batch_steps(state: BatchState, step: BatchStep) -> None:
 def test_every_state_has_its_row_and_the_end_is_final() -> None:
     assert set(QUERY_TRANSITIONS) == set(QueryState)
     assert set(BATCH_TRANSITIONS) == set(BatchState)
-    assert set(STRAND_TRANSITIONS) == set(StrandState)
-    assert STRAND_TRANSITIONS[StrandState.ENDED] == {}
+    assert set(TASK_TRANSITIONS) == set(TaskState)
+    assert TASK_TRANSITIONS[TaskState.ENDED] == {}
     assert QUERY_TRANSITIONS[QueryState.ENDED] == {}
     assert BATCH_TRANSITIONS[BatchState.ENDED] == {}

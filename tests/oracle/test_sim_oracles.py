@@ -45,7 +45,7 @@ class ExponentialWorld:
     def start(self, launch: Launch, now_ns: int) -> None:
         heappush(self._ends, (now_ns + next(self._times), launch.id))
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:
@@ -175,7 +175,7 @@ def test_edf_meets_all_deadlines_whenever_any_schedule_does() -> None:
             # A little before the instant, and each earlier than the one before it: the end of a unit at that instant
             # is a choice among all that has arrived by then.
             queries.append(Query(number, f"t{number}", arrival * MS + 10 - number, deadline * MS + 10))
-        made = play(Edf(ONE_LANE, DropRule.NONE, stretch=0.0), tenants, ExactUnits(), queries)
+        made = play(Edf(ONE_LANE, DropRule.NONE, slack_share=0.0), tenants, ExactUnits(), queries)
         assert set(made.outcomes.values()) == {Outcome.ANSWERED}, jobs
     assert 40 < feasible < 360, "the instances must be neither all easy nor all impossible"
 

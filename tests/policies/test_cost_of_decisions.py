@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.core.accounts import Accounts
 from cotenant.core.actions import Action, Launch, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived, TimerFired
+from cotenant.core.fair_queues import FairQueues
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import policy_class, policy_names
@@ -107,13 +107,13 @@ def decided(policy: Policy, shown: Snapshot, memory: object, monkeypatch: pytest
     return decision, steps.count + Column.elements
 
 
-def burst(tenants: int, queries: int, room_ms: float) -> tuple[dict[str, TenantQueue], Accounts, TablePredictor]:
+def burst(tenants: int, queries: int, room_ms: float) -> tuple[dict[str, TenantQueue], FairQueues, TablePredictor]:
     """Queries of 10 ms, of these tenants by turns, which all come at once and have about so much time."""
     every = [Tenant(f"t{at}", round(room_ms * MS) + at, max_queue=10**6) for at in range(tenants)]
-    queues, accounts = {each.name: TenantQueue(each) for each in every}, Accounts()
+    queues, accounts = {each.name: TenantQueue(each) for each in every}, FairQueues()
     random = Random(tenants)
     predictor = tables({each.name: round(random.uniform(9, 11) * MS) for each in every})
-    accounts.deal(every, len(EIGHT), lambda tenant: predictor.latency_ns(tenant.work(0, 1), 1), MS)
+    accounts.set_quotas(every, len(EIGHT), lambda tenant: predictor.latency_ns(tenant.work(0, 1), 1), MS)
     for number in range(queries):
         tenant = every[number % tenants]
         query = Query(number, tenant.name, MS, MS + round(random.uniform(0.8, 1) * room_ms * MS))
@@ -122,8 +122,8 @@ def burst(tenants: int, queries: int, room_ms: float) -> tuple[dict[str, TenantQ
     return queues, accounts, predictor
 
 
-def snapshot(queues: dict[str, TenantQueue], accounts: Accounts, predictor: TablePredictor) -> Snapshot:
-    return Snapshot(MS, queues, [], {}, 0xFF, predictor, accounts=accounts.known)
+def snapshot(queues: dict[str, TenantQueue], accounts: FairQueues, predictor: TablePredictor) -> Snapshot:
+    return Snapshot(MS, queues, [], {}, 0xFF, predictor, fair_queues=accounts.known)
 
 
 def assert_grows_slowly(found: Sequence[int]) -> None:

@@ -184,8 +184,8 @@ def test_the_short_way_does_what_the_long_way_does(name: str) -> None:
             {
                 "drop": st.sampled_from([*[DropRule.HOPELESS] * 6, *DropRule]),
                 "preempt": st.sampled_from([True, True, False]),
-                "stretch": st.sampled_from([0.0, 0.02, 0.1]),
-                "cautious": st.booleans(),
+                "slack_share": st.sampled_from([0.0, 0.02, 0.1]),
+                "tail_aware": st.booleans(),
                 "widen": st.sampled_from([1, 1, 1, 1, 1, 2]),
             }
         ),

@@ -104,7 +104,7 @@ def test_a_batch_leaves_room_for_a_paused_one() -> None:
     )
     tenants = [Tenant("long", FAR, cuts=(0, 1, 2, 3, 4)), Tenant("b", FAR, max_batch=8)]
     queries = [Query(0, "long", 0, 93 * MS), *[Query(n, "b", 1, 92 * MS) for n in range(1, 7)]]
-    made = play(Edf(ONE_LANE, DropRule.NONE, stretch=0.0), tenants, predictor, queries)
+    made = play(Edf(ONE_LANE, DropRule.NONE, slack_share=0.0), tenants, predictor, queries)
     assert made.order[:2] == [(0,), (1, 2, 3, 4)]
 
 

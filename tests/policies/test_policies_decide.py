@@ -71,7 +71,7 @@ def test_the_most_urgent_of_the_paused_batches_is_resumed_first() -> None:
 
 
 def test_cancelling_the_last_member_of_a_paused_batch_releases_it() -> None:
-    core = Engine([LONG, TIGHT], Edf(ONE_LANE, stretch=0.0), PREDICTOR, Machine.cpu((0, 1)))
+    core = Engine([LONG, TIGHT], Edf(ONE_LANE, slack_share=0.0), PREDICTOR, Machine.cpu((0, 1)))
     core.handle(QueryArrived(Query(0, "long", 0, FAR)), 0)
     core.handle(QueryArrived(Query(1, "tight", 1, 100 * MS)), 1)
     [launch] = core.handle(LaunchEnded(0), 20 * MS)

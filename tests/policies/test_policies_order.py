@@ -104,7 +104,7 @@ def spans(made: object) -> list[tuple[int, str, int, int]]:
 
 
 def test_edf_lets_a_tight_query_go_first_at_the_next_boundary_and_resumes() -> None:
-    made = play(Edf(ONE_LANE, stretch=0.0), [LONG, TIGHT], CUT, SEGMENTED)
+    made = play(Edf(ONE_LANE, slack_share=0.0), [LONG, TIGHT], CUT, SEGMENTED)
     assert spans(made) == [
         (0, "long", 0, 1),
         (20, "long", 1, 2),
@@ -123,19 +123,19 @@ def test_without_preemption_the_tight_query_waits_for_the_end() -> None:
 
 def test_stretch_bounds_how_long_a_boundary_stays_away() -> None:
     # The slack of a tight query is 60 - 10 = 50 ms: a share of 0.8 is 40 ms, two units of 20 ms; 0.3 is less than one.
-    for stretch, first_end in ((0.8, 2), (0.79, 1), (0.3, 1), (1.0, 2)):
-        made = play(Edf(ONE_LANE, stretch=stretch), [LONG, TIGHT], CUT, SEGMENTED[:1])
-        assert spans(made)[0] == (0, "long", 0, first_end), stretch
+    for slack_share, first_end in ((0.8, 2), (0.79, 1), (0.3, 1), (1.0, 2)):
+        made = play(Edf(ONE_LANE, slack_share=slack_share), [LONG, TIGHT], CUT, SEGMENTED[:1])
+        assert spans(made)[0] == (0, "long", 0, first_end), slack_share
 
 
 def test_nothing_is_cut_when_nobody_could_go_first() -> None:
     relaxed = Tenant("tight", 2000 * MS)
-    made = play(Edf(ONE_LANE, stretch=0.001), [LONG, relaxed], CUT, SEGMENTED[:1])
+    made = play(Edf(ONE_LANE, slack_share=0.001), [LONG, relaxed], CUT, SEGMENTED[:1])
     assert spans(made) == [(0, "long", 0, 4)]
     urgent = Tenant("tight", 2000 * MS, priority=1)
-    made = play(Edf(ONE_LANE, stretch=0.001), [LONG, urgent], CUT, SEGMENTED[:1])
+    made = play(Edf(ONE_LANE, slack_share=0.001), [LONG, urgent], CUT, SEGMENTED[:1])
     assert len(spans(made)) == 4
-    alone = play(Edf(ONE_LANE, stretch=0.1), [LONG], CUT, SEGMENTED[:1])
+    alone = play(Edf(ONE_LANE, slack_share=0.1), [LONG], CUT, SEGMENTED[:1])
     assert spans(alone) == [(0, "long", 0, 4)]
 
 
@@ -145,7 +145,7 @@ def test_preemptive_sjf_goes_by_what_remains() -> None:
     predictor = type(CUT)({**CUT.tables, "middle": middle})
     tenants = [LONG, TIGHT, Tenant("middle", 1000 * MS)]
     queries = [SEGMENTED[0], Query(1, "middle", 25 * MS, 900 * MS), Query(2, "tight", 55 * MS, 900 * MS)]
-    made = play(Sjf(ONE_LANE, preempt=True, stretch=0.0), tenants, predictor, queries)
+    made = play(Sjf(ONE_LANE, preempt=True, slack_share=0.0), tenants, predictor, queries)
     assert [span[:2] for span in spans(made)] == [
         (0, "long"),
         (20, "long"),
@@ -158,15 +158,15 @@ def test_preemptive_sjf_goes_by_what_remains() -> None:
 
 def test_a_paused_batch_that_has_become_hopeless_is_dropped_and_released() -> None:
     queries = [Query(0, "long", 0, 81 * MS), Query(1, "tight", 25 * MS, 75 * MS)]
-    made = play(Edf(ONE_LANE, stretch=0.0), [LONG, TIGHT], CUT, queries)
+    made = play(Edf(ONE_LANE, slack_share=0.0), [LONG, TIGHT], CUT, queries)
     assert made.outcomes == {0: Outcome.DROPPED, 1: Outcome.ANSWERED}
     assert made.ended_ns[0] == 50 * MS
     assert made.reasons[0] == "hopeless: 40.0 ms of work left, 31.0 ms to the deadline"
 
 
 @pytest.mark.parametrize(
-    "options", [{"lanes": ()}, {"lanes": ONE_LANE, "stretch": 1.5}, {"lanes": ONE_LANE, "drop": "none"}], ids=str
+    "options", [{"lanes": ()}, {"lanes": ONE_LANE, "slack_share": 1.5}, {"lanes": ONE_LANE, "drop": "none"}], ids=str
 )
 def test_wrong_options_are_named(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidValueError, match=r"policy 'edf': (lanes|stretch|drop) is"):
+    with pytest.raises(InvalidValueError, match=r"policy 'edf': (lanes|slack_share|drop) is"):
         Edf(**options)  # type: ignore[arg-type]

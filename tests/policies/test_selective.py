@@ -48,7 +48,7 @@ def sent(loads: dict[str, float], seconds: float, seed: int = 1, begin: float = 
 def test_they_are_asked_at_arrivals_where_they_may_give_up(policy: str) -> None:
     for drop in DropRule:
         expected = AT_ARRIVALS if drop is DropRule.HOPELESS else WHEN_FREE
-        assert policy_class(policy)(TWO_LANES, drop).spec.asked is expected
+        assert policy_class(policy)(TWO_LANES, drop).spec.requests is expected
 
 
 def in_time(
@@ -59,7 +59,7 @@ def in_time(
         for each in TENANTS
     ]
     made = play(
-        policy_class(policy)(TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=0.0), tenants, PREDICTOR, queries
+        policy_class(policy)(TWO_LANES, DropRule.HOPELESS, preempt=True, slack_share=0.0), tenants, PREDICTOR, queries
     )
     return Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
 
@@ -156,7 +156,7 @@ def test_who_is_given_up_hears_it_at_once_and_for_whom() -> None:
     [gone] = [number for number, outcome in made.outcomes.items() if outcome is not Outcome.ANSWERED]
     assert made.outcomes[gone] in (Outcome.DROPPED, Outcome.REJECTED)
     assert made.ended_ns[gone] == 0
-    assert "given up: 100.0 ms of work" in made.reasons[gone]
+    assert "shed: 100.0 ms of work" in made.reasons[gone]
 
 
 def test_what_is_within_a_share_goes_while_its_answer_is_sure() -> None:

@@ -1,4 +1,4 @@
-"""Beliefs that follow events; what each part of them follows is tested beside it (calibration, caution, grouped)."""
+"""Beliefs that follow events; each part of them has tests of its own (calibration, upper estimates, groups)."""
 
 from __future__ import annotations
 

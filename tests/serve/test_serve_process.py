@@ -31,7 +31,7 @@ def test_serve_answers_drains_and_leaves_a_trace_that_replays(tmp_path: Path) ->
     write_model(root, "bad", "[model]\n", {})
     with serving(root) as process:
         assert process.ready["models"] == {"bad": "UNAVAILABLE", "two": "READY"}
-        assert process.ready["policy"] == "shares (drop: hopeless, cautious)"
+        assert process.ready["policy"] == "shares (drop: hopeless, tail-aware)"
         assert process.ready["http_port"] != process.ready["grpc_port"]
         for _ in range(20):
             assert infer_once(process.url, "two", X)["y"].shape == (1, 8)

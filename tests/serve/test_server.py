@@ -762,10 +762,10 @@ def test_a_belief_that_refuses_everything_relaxes(tmp_path: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("cautious", [True, False])
-def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Path, cautious: bool) -> None:
+@pytest.mark.parametrize("tail_aware", [True, False])
+def test_answers_that_leave_late_make_tail_aware_policies_count_on_it(tmp_path: Path, tail_aware: bool) -> None:
     root = write_good(tmp_path / "models", "two")
-    server = started(root, policy=PolicySection("edf", {"drop": DropRule.NONE, "cautious": cautious}))
+    server = started(root, policy=PolicySection("edf", {"drop": DropRule.NONE, "tail_aware": tail_aware}))
     try:
         client = Client(server)
         result = client.ask("two", feeds("two"))
@@ -775,8 +775,8 @@ def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Pa
         server.replied(structs.replace(result, ended_ns=0))  # of an application: nobody knows when it ended
         client.ask("two", feeds("two"))
         client.ask("two", feeds("two"))
-        added_ns = server.driver.read(lambda engine: engine.predictor).sure_ns("two", 1000, 10**10) - 1000
-        assert added_ns > 2 * 10**8 if cautious else added_ns == 0
+        added_ns = server.driver.read(lambda engine: engine.predictor).upper_ns("two", 1000, 10**10) - 1000
+        assert added_ns > 2 * 10**8 if tail_aware else added_ns == 0
     finally:
         server.stop()
 

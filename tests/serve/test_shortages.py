@@ -324,4 +324,4 @@ def test_shortages_are_logged_now_and_then_and_all_are_counted(caplog: pytest.Lo
             shortages.report_error(OSError(errno.ENOSPC, "full"), "nothing is kept")
         shortages.report_error(OSError(errno.ECONNRESET, "gone"), "nothing")
     assert shortages.counts()[Resource.DISK] == before + 50
-    assert caplog.text.count("the system gives no further disk: nothing is kept") == 1
+    assert caplog.text.count("the system has no further disk: nothing is kept") == 1

@@ -152,7 +152,7 @@ def test_a_policy_that_never_stops_inside_a_model_runs_it_whole(scenario: Scenar
     run_scenario(scenario, PolicySection("edf", {"preempt": False}), Assumptions(), 1, log)
     assert spans == {(0, 4)}
     spans.clear()
-    run_scenario(scenario, PolicySection("edf", {"preempt": True, "stretch": 0.0}), Assumptions(), 1, log)
+    run_scenario(scenario, PolicySection("edf", {"preempt": True, "slack_share": 0.0}), Assumptions(), 1, log)
     assert spans >= {(0, 1), (1, 2), (2, 3), (3, 4)}
 
 

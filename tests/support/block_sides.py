@@ -186,7 +186,7 @@ def hold(blocks: BlockSnapshot, changes: list[Change]) -> None:
         else:
             block, due = change.block, change.block.since_ns + change.takes_ns
             assert block in blocks.running
-            assert block.can_grow
+            assert block.is_expandable
             assert block.cores < change.cores <= block.wanted
             assert due <= block.due_ns or due <= blocks.now_ns + (block.due_ns - block.since_ns)
     assert idle_after(blocks, changes) >= 0, "more lanes than there are"

@@ -24,9 +24,9 @@ def ends(world: ContentionWorld | TableWorld, starts: Sequence[tuple[int, Launch
 
     def drain(until: int | None) -> None:
         while (at := world.next_ns()) is not None and (until is None or at <= until):
-            number, error, grew = world.pop()
+            number, error, expanded = world.pop()
             assert error is None
-            assert not grew
+            assert not expanded
             found[number] = at
 
     for at, each in starts:

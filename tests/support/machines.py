@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer, group_of
+from cotenant.core.actions import Enqueue, Expand, Launch, LookAhead, Probe, Release, Respond, SetTimer, group_of
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
-    LaunchGrew,
+    LaunchExpanded,
     LookAheadDue,
     PolicyChanged,
     PredictorChanged,
@@ -95,7 +95,7 @@ class Watched:
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        if self.spec.asked is WHEN_FREE:
+        if self.spec.requests is WHEN_FREE:
             lanes = self.spec.lanes
             assert any(lane.mask & snapshot.free_mask == lane.mask for lane in lanes), "asked without a free lane"
         before = frozen(snapshot)
@@ -121,10 +121,10 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         drop=st.sampled_from(DropRule),
         lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
-        stretch=st.sampled_from([0.0, 0.1, 1.0]),
+        slack_share=st.sampled_from([0.0, 0.1, 1.0]),
     )
-    def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
-        made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
+    def start(self, drop: DropRule, lanes: Any, slack_share: float) -> None:
+        made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, slack_share)
         self.policy = replace(made, **self.options)
         self.asks_again = getattr(self.policy, "enqueue_ms", 0.0) > 0
         self.partitions = set(self.policy.spec.shares)
@@ -146,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
         self.enqueued: dict[int, Launch] = {}
-        self.growing: list[int] = []
+        self.expanding: list[int] = []
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}
         self.reached: dict[int, int] = {}
         self.members: dict[int, set[int]] = {}
@@ -206,10 +206,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.now, self.timer = max(self.now, self.timer), None
             self.tell(TimerFired())
         self.now = target
-        grown, self.growing = self.growing, []
-        for number in grown:
+        expanded, self.expanding = self.expanding, []
+        for number in expanded:
             if number in self.running:
-                self.tell(LaunchGrew(number))
+                self.tell(LaunchExpanded(number))
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 5), fault=st.sampled_from([None] * 6 + ["it broke"]))
@@ -412,8 +412,8 @@ class EngineMachine(RuleBasedStateMachine):
             elif isinstance(action, LookAhead):
                 assert self.policy.spec.grouped
                 assert self.running, "nothing to plan behind"
-            elif isinstance(action, Grow):
-                self.check_growth(action)
+            elif isinstance(action, Expand):
+                self.check_expansion(action)
             elif isinstance(action, Probe):
                 self.check_probe(action, event)
             else:
@@ -493,7 +493,7 @@ class EngineMachine(RuleBasedStateMachine):
             case Outcome.DROPPED:
                 has_expired = expiry is not None and expiry <= self.now
                 is_begun = place in ("running", "enqueued")
-                may_stop = self.policy.spec.asked is AT_ARRIVALS or not is_begun
+                may_stop = self.policy.spec.requests is AT_ARRIVALS or not is_begun
                 assert has_expired or (self.policy.spec.drop is DropRule.HOPELESS and may_stop)
                 self.seen[f"expired, {place}"] += has_expired
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
@@ -516,17 +516,17 @@ class EngineMachine(RuleBasedStateMachine):
             batch.kept = joined(batch.gather()["x"])
         self.running[launch.id] = launch
 
-    def check_growth(self, grow: Grow) -> None:
-        launch = self.running[grow.launch]
+    def check_expansion(self, expand: Expand) -> None:
+        launch = self.running[expand.launch]
         assert launch.stops
-        assert grow.launch not in self.growing, "it is growing already"
-        assert launch.share.mask & ~grow.share.mask == 0
+        assert expand.launch not in self.expanding, "it expands already"
+        assert launch.share.mask & ~expand.share.mask == 0
         others = [other.share.mask for other in self.running.values() if other is not launch]
-        assert all(grow.share.mask & mask == 0 for mask in others), "overbooked"
-        assert launch.share.size < grow.share.size <= launch.basis.wanted
-        self.running[grow.launch] = structs.replace(launch, share=grow.share)
-        self.growing.append(grow.launch)
-        self.seen["grew"] += 1
+        assert all(expand.share.mask & mask == 0 for mask in others), "overbooked"
+        assert launch.share.size < expand.share.size <= launch.basis.wanted
+        self.running[expand.launch] = structs.replace(launch, share=expand.share)
+        self.expanding.append(expand.launch)
+        self.seen["expanded"] += 1
 
     def check_decided(self, launch: Launch, beside: dict[int, Launch]) -> None:
         assert launch.share in self.partitions

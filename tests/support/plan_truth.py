@@ -115,7 +115,7 @@ class Beside:
         self._left[launch.id] = self._alone_ns(launch)
         self._slow.clear()
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:

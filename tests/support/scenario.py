@@ -36,10 +36,10 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
     return TablePredictor(made)
 
 
-def policy_of(name: str, lanes: tuple[Share, ...], drop: DropRule, preempt: bool, stretch: float) -> Policy:
+def policy_of(name: str, lanes: tuple[Share, ...], drop: DropRule, preempt: bool, slack_share: float) -> Policy:
     """Any policy from those of the options that it has which most have in common."""
     known = options_of(policy_class(name))
-    given = {"preempt": preempt, "stretch": stretch}
+    given = {"preempt": preempt, "slack_share": slack_share}
     return policy_class(name)(lanes, drop, **{option: value for option, value in given.items() if option in known})  # type: ignore[no-any-return]
 
 

@@ -24,7 +24,7 @@ from cotenant.trace.losses import losses_of
 from cotenant.trace.trace_log import _no_groups
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = ("edf", "applications", "strands-growing", "overlap-enqueued", "policy-changed", "tenants", "gpu-shares")
+NAMES = ("edf", "applications", "tasks-expanding", "overlap-enqueued", "policy-changed", "tenants", "gpu-shares")
 TEXTS = {name: (GOLDEN / f"{name}.jsonl").read_bytes().splitlines(keepends=True) for name in NAMES}
 WHOLE = ("of the devices", "no lanes", "no query", "not in this trace", "not ended", "which is not here")
 KEPT = tuple(f'"{each}"'.encode() for each in ("TenantAdded", "TenantChanged", "TenantRemoved", "PolicyChanged"))

@@ -65,7 +65,7 @@ def run(
 ) -> tuple[LossAccount, list[Loss], Recording]:
     """Play with an account; every lost query is in it once."""
     believed = tables(LATENCY_NS, UNITS)
-    made, losses = policy_of(policy, TWO_LANES, drop, preempt=True, stretch=1.0), list[Loss]()
+    made, losses = policy_of(policy, TWO_LANES, drop, preempt=True, slack_share=1.0), list[Loss]()
     account = LossAccount(believed, made.lanes, tenants(), losses.append)
     seen = play(made, tenants(), believed, queries, world, log=account)
     lost = {number for number, outcome in seen.outcomes.items() if outcome is not Outcome.ANSWERED}
@@ -230,7 +230,7 @@ def test_a_worker_that_was_away_is_a_failure_also_when_it_is_back() -> None:
 def test_time_off_the_processor_is_stolen_and_not_slow() -> None:
     for stolen_ns, expected in ((95 * MS, LossCause.STOLEN), (0, LossCause.SLOW)):
         believed, losses = tables({"a": 10 * MS, "b": 10 * MS}), list[Loss]()
-        core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, stretch=1.0)
+        core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, slack_share=1.0)
         both = [TENANT, Tenant("b", 100 * MS)]
         engine = Engine(both, core, believed, Machine.cpu((0,)))
         account = LossAccount(believed, core.lanes, both, losses.append)
@@ -253,7 +253,7 @@ def test_what_runs_long_while_a_model_is_opened_is_due_to_that(
     opened_ms: tuple[int, int | None], expected: LossCause
 ) -> None:
     believed, losses = tables({"a": 10 * MS}), list[Loss]()
-    core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, stretch=1.0)
+    core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, slack_share=1.0)
     engine = Engine([TENANT], core, believed, Machine.cpu((0,)))
     account = LossAccount(believed, core.lanes, [TENANT], losses.append)
     events: list[tuple[int, Event]] = [(0, ModelOpening("b")), (0, QueryArrived(query(0)))]
@@ -302,7 +302,7 @@ def test_an_application_is_lost_for_what_its_stage_was_and_takes_the_others_alon
 def test_a_trace_tells_the_same_as_the_run(tmp_path: Path) -> None:
     queries = arrivals({**RATES, "text": 4 * RATES["text"]}, 3.0)
     believed = tables(LATENCY_NS, UNITS)
-    policy = policy_of("edf", TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=1.0)
+    policy = policy_of("edf", TWO_LANES, DropRule.HOPELESS, preempt=True, slack_share=1.0)
     path, losses = tmp_path / "t.jsonl", list[Loss]()
     head = header(policy, believed, tenants(), Machine.cpu(CORES), created="")
     writer = TraceWriter(path.open("wb"), head)

@@ -37,6 +37,7 @@ from scenario import CORES, MS, ONE_LANE, tables
 from strict_engine import StrictEngine as Engine
 
 A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
+GOLDEN = Path(__file__).parents[1] / "golden"
 PREDICTOR = TablePredictor({"a": tables({"a": 20 * MS}, 2).tables["a"], "b": tables({"b": 5 * MS}).tables["b"]})
 EVENTS: list[tuple[int, Event]] = [
     (0, QueryArrived(Query(0, "a", 0, 50 * MS))),
@@ -89,8 +90,8 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
             "lanes": [{"cores": [0, 1], "device": "cpu", "first": 0}],
             "drop": "hopeless",
             "preempt": True,
-            "stretch": 0.1,
-            "cautious": True,
+            "slack_share": 0.1,
+            "tail_aware": True,
             "widen": 1,
         },
         {"cpu": CORES},
@@ -125,6 +126,25 @@ def test_a_replay_writes_the_same_lines(tmp_path: Path) -> None:
     written = write(tmp_path / "log")
     head, records = trace.read(tmp_path / "log")
     assert [line for _, line in trace.replay(head, records, rebuild_policy)] == written.splitlines()[1:]
+
+
+def test_a_trace_with_the_old_names_of_expansions_is_read(tmp_path: Path) -> None:
+    golden = (GOLDEN / "tasks-expanding.jsonl").read_bytes()
+    old = golden.replace(b'"Expand"', b'"Grow"').replace(b'"LaunchExpanded"', b'"LaunchGrew"')
+    assert old.count(b'"Grow"') == golden.count(b'"Expand"') > 0
+    (tmp_path / "old").write_bytes(old)
+    assert list(trace.read(tmp_path / "old")[1]) == list(trace.read(GOLDEN / "tasks-expanding.jsonl")[1])
+
+
+def test_a_trace_with_the_old_names_of_options_is_read_and_replayed(tmp_path: Path) -> None:
+    golden = (GOLDEN / "policy-changed.jsonl").read_bytes()
+    old = golden.replace(b'"tail_aware":', b'"cautious":').replace(b'"slack_share":', b'"stretch":')
+    assert old.count(b'"stretch":') > 1
+    (tmp_path / "old").write_bytes(old)
+    head, records = trace.read(tmp_path / "old")
+    assert head == trace.read(GOLDEN / "policy-changed.jsonl")[0]
+    lines = [line for _, line in trace.replay(head, records, rebuild_policy)]
+    assert lines == golden.splitlines()[1:]
 
 
 def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path: Path) -> None:

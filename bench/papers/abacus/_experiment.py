@@ -46,7 +46,7 @@ class Contender:
             return Overlap(lanes, self.drop, repeat=False)  # the network was made for distinct models
         cls = policy_class(self.policy)
         assert issubclass(cls, ListPolicy)
-        return cls((Share(tuple(range(slots)), "a100"),), self.drop, cautious=False)  # as published
+        return cls((Share(tuple(range(slots)), "a100"),), self.drop, tail_aware=False)  # as published
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class GroupWorld:
         self._members.append(member_of(launch))
         self._left.append(launch.id)
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:

@@ -49,7 +49,7 @@ POLICIES: dict[str, dict[str, bool]] = {
     "shares": {},
     "most": {},
     "fair": {},
-    "edf_plain": {"cautious": False},
+    "edf_plain": {"tail_aware": False},
     "overlap": {"barrier": False},
 }
 """The compared policies, by the first part of these names, and their options."""

@@ -88,7 +88,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         contenders = [
             ours(
                 *(name, grouped if name == BARRIER else root, "--policy", name.split()[0], "--no-trace"),
-                *(() if name.startswith("overlap") else ("--no-cautious",)),
+                *(() if name.startswith("overlap") else ("--no-tail-aware",)),
             )
             for name in POLICIES
         ]

@@ -370,7 +370,7 @@ class KernelWorld:
         join_ns = float(table.join_ns[work.start - 1]) if joins else 0.0
         return (KernelCost.of(join_ns, 1.0, 0.0, 1.0, self._device.waves),) if join_ns else ()
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: it does not."""
 
     def next_ns(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.papers.veltair._flat import ACTS, DROP, FIXED, PAUSED, RUNS, START, WAITS
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
-    BlockGrowth,
+    BlockExpansion,
     BlockJob,
     BlockSnapshot,
     BlockStart,
@@ -35,7 +35,7 @@ class FlatRows:
             own = each.cores
             return (model, state, each.arrival_ns, each.deadline_ns, each.unit, 0, own, 0, 0, 0, 0, each.rank)
         return (
-            *(model, RUNS if each.can_grow else FIXED, each.since_ns, each.deadline_ns, each.unit, each.end),
+            *(model, RUNS if each.is_expandable else FIXED, each.since_ns, each.deadline_ns, each.unit, each.end),
             *(each.cores, each.wanted, each.version, each.since_ns, each.due_ns, 0),
         )
 
@@ -46,7 +46,7 @@ class FlatRows:
             row, act, end, version, cores, wanted, takes, pressure = self.out[at : at + ACTS]
             found = self.found[row]
             if isinstance(found, RunningBlock):
-                made.append(BlockGrowth(found, cores, takes))
+                made.append(BlockExpansion(found, cores, takes))
             elif act == DROP:
                 made.append(JobDrop(found, takes))
             else:

@@ -41,7 +41,7 @@ class Beliefs:
         spans = self._spans[work.tenant]
         return spans.block_ns(work.start, work.end or spans.units, 0, 0, size)
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         return latency_ns
 
 

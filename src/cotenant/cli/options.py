@@ -67,6 +67,7 @@ FLAGS = {
     "policy": "policy.name",
     "drop": "policy.drop",
     "preempt": "policy.preempt",
+    "tail_aware": "policy.tail_aware",
     "cautious": "policy.cautious",
     "lanes": "device.lanes",
     "cores": "device.cores",
@@ -121,14 +122,15 @@ class SettingsOptions:
             "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
         ),
     ] = None
-    cautious: Annotated[
+    tail_aware: Annotated[
         bool | None,
         typer.Option(
-            "--cautious/--no-cautious",
-            help="Let queries that are sure to be in time go before doubtful ones.",
+            "--tail-aware/--no-tail-aware",
+            help="First serve queries that meet their SLO even at an upper latency estimate.",
             show_default="fcfs, sjf: no, others: yes",
         ),
     ] = None
+    cautious: Annotated[bool | None, typer.Option("--cautious/--no-cautious", hidden=True)] = None
     lanes: Lanes = None
     plan: Annotated[Path | None, typer.Option(help="Plan file of 'cotenant plan': its partitions are the lanes.")] = (
         None

@@ -8,8 +8,8 @@ from pathlib import Path
 def rates_fault(root: Path) -> str | None:
     """What is wrong with the guaranteed rates of a repository, as a sentence: together they take more than its lanes.
 
-    Each takes what the profile says of a row of the first shape, as in the core (`core.accounts`). None where they fit,
-    and where nothing is known: no profile, or a stale one, no repository, or lanes on a device that is not here.
+    Each takes what the profile says of a row of the first shape, as in `core.fair_queues`. None where they fit, and
+    where nothing is known: no profile, or a stale one, no repository, or lanes on a device that is not here.
     """
     from cotenant.config import load_server_config
     from cotenant.errors import CotenantError

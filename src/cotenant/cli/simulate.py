@@ -166,8 +166,8 @@ def simulate(
             )
             found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
-                chosen_drop, is_cautious = made.spec.drop.value, made.spec.goes_by_margin
-                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "cautious": is_cautious, "seed": seed}
+                chosen_drop, is_tail_aware = made.spec.drop.value, made.spec.goes_by_margin
+                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "tail_aware": is_tail_aware, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
                 told |= {"bound": facts(found)} if found else {}
                 told |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}
@@ -206,10 +206,10 @@ def _fitted(root: Path, profile: Profile) -> FittedGroups | None:
     """The fitted predictor of groups; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
     from cotenant.measure.group_models import group_models
-    from cotenant.predict.conformal import SURE_QUANTILE
+    from cotenant.predict.conformal import UPPER_QUANTILE
 
     try:
-        return group_models().load(root, profile, SURE_QUANTILE)
+        return group_models().load(root, profile, UPPER_QUANTILE)
     except CotenantError as error:
         typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
         return None

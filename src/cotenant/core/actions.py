@@ -1,4 +1,4 @@
-"""What the core asks of the world."""
+"""The engine's output: actions that a driver carries out, in order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cotenant.work import Share, Work
 
 
 class GroupBasis(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The basis of a launch that was predicted as a member of a group of launches that start together.
+    """Basis of a launch that was predicted as a member of a group of launches that start together.
 
-    `group` is the number of the group's first launch. `ahead` says that the group was chosen while the one before it
-    was running, so that the decision takes no time when it begins. `longest_ns` is what the group takes at most, where
-    no group of so many members was measured; else 0.
+    `group` is the number of the group's first launch. `ahead`: the group was chosen while the group before it ran, so
+    the decision takes no time when the group begins. `longest_ns` is an upper bound of the group's time where no group
+    with that number of members was measured; else 0.
     """
 
     group: int
@@ -27,11 +27,10 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     """Run work of a batch in a share of a device, then hand back a LaunchEnded event with this id.
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
-    `predicted_ns` is what the decision believed. `part` says that it is one of several launches of its batch that are
-    decided together, each of which runs a part of its rows or of its units; when all have ended it goes on with all its
-    rows. `after` are launches that had to end before this one could start. At the units in `stops`, in between, it can
-    take in slots of a Grow. `basis` is what else the policy's technique knew of it, a record of the technique's own:
-    the core passes it through, and traces keep it.
+    `predicted_ns` is the predicted latency. `part`: several launches of the batch were decided together, each for a
+    part of its rows or units. The batch continues with all rows when all of them have ended. `after` are the launches
+    that had to end first. At the units in `stops` the launch can take the slots of an Expand. `basis` is a record of
+    the policy's technique, which the core passes through and traces keep.
     """
 
     id: int
@@ -54,12 +53,12 @@ def group_of(launch: Launch) -> int:
 
 
 class Enqueue(Struct, frozen=True, gc=False):
-    """This launch is decided and waits for those in `after`, each of which runs or was enqueued before it.
+    """A launch is decided and waits for the launches in `after`, each of which runs or was enqueued earlier.
 
-    An executor that orders work on its device may submit it behind them now, and say nothing of its end. Launch with
-    the same number follows when they have ended, perhaps for fewer of its queries: from then on it runs, and hands back
-    LaunchEnded. Where nobody waits for its batch any more it never runs: then Release of the batch follows, at once or,
-    where launches of that batch run beside it, when the last of them has ended.
+    An executor that orders work on its device may submit the launch behind them now, without reporting its end. When
+    they have ended, Launch with the same number follows, perhaps for fewer queries. From then on the launch runs and
+    hands back LaunchEnded. If all queries of its batch end before, the launch never runs: Release of the batch follows,
+    after the last running launch of that batch.
     """
 
     launch: Launch
@@ -87,10 +86,10 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Grow:
-    """Let a launch under way go on in this larger share from its next stop on; hand back LaunchGrew there.
+class Expand:
+    """Let a running launch continue in this larger share from its next stop on, and hand back LaunchExpanded there.
 
-    An executor that cannot, or a launch without a stop before it, leaves it at that: the slots are its own to its end.
+    If the executor cannot, or no stop is left, nothing changes: the launch holds the slots until its end.
     """
 
     launch: int
@@ -110,11 +109,11 @@ class LookAhead:
 
 
 class PolicyFault(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A policy has failed in the event that this action is of: log it, and count it. It asks for nothing else.
+    """A policy failed in this event: log the fault and count it; nothing else is to do.
 
-    `call` is what was asked of it: `decide`, or `queue_key` for `query`, which is -1 else. `reason` is the exception,
-    or what is wrong with the result. What it was asked for is by deadline instead. With `falls_back` the fallback
-    serves from now on, until another policy is set, or this one anew.
+    `call` is the method that failed: `decide`, or `queue_key` for the query `query` (else -1). `reason` is the
+    exception or the error in the result. The result is replaced by earliest deadline first. With `falls_back` the
+    fallback policy serves from now on, until a policy is set.
     """
 
     policy: str
@@ -126,13 +125,13 @@ class PolicyFault(Struct, frozen=True, gc=False, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A query runs although its model is predicted to take `predicted_ns`, more than its SLO: count it.
+    """A query runs as a probe although its model is predicted to take `predicted_ns`, more than its SLO: count it.
 
-    See `core.probes`. It asks for nothing else.
+    See `core.probes`.
     """
 
     query: int
     predicted_ns: int
 
 
-Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead | PolicyFault | Probe
+Action = Launch | Enqueue | Expand | Respond | Release | SetTimer | LookAhead | PolicyFault | Probe

@@ -1,4 +1,4 @@
-"""Whether a query may come in at all: pure functions of the query, its tenant's queue and its tenant's rate."""
+"""Admission control: pure functions of a query, its tenant's queue and its tenant's rate limit."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _HOPELESS = DropRule.HOPELESS
 
 
 class Gate(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What of a tenant is known without a query: plain data, by which a front-end refuses a request before its body.
+    """Admission state of a tenant: plain data with which a front-end refuses a request before it reads the body.
 
-    `is_away`: what runs its model has died, and may be started again. `opens_ns`: when its rate has room for a query;
-    0 where it always has.
+    `is_away`: the tenant's worker is dead and may be restarted. `opens_ns`: the time at which the rate limit admits the
+    next query; 0 without a limit.
     """
 
     is_draining: bool = False
     is_away: bool = False
     max_waiting: int = 0
-    """As many queries wait, and no more may; 0 where there is room."""
+    """Length of a full queue; 0 where the queue has room."""
     opens_ns: int = 0
 
     def refusal(self, tenant: str, now_ns: int) -> Refusal | None:
-        """Why a query of the tenant would be refused now whatever it is; None where it depends on the query."""
+        """Reason to refuse any query of the tenant now; None where the answer depends on the query."""
         if self.is_draining:
             return Refusal(_DRAINING, LossCause.GONE)
         if self.opens_ns > now_ns:
@@ -41,7 +41,7 @@ OPEN = Gate()
 
 
 def gate_of(queue: TenantQueue | None, *, draining: bool, is_away: bool, now_ns: int) -> Gate:
-    """What is known of a tenant now; the gate is open for one without a queue."""
+    """The gate of a tenant at this time; open for a tenant without a queue."""
     if queue is None:
         return OPEN
     most = queue.tenant.max_queue
@@ -52,18 +52,18 @@ def gate_of(queue: TenantQueue | None, *, draining: bool, is_away: bool, now_ns:
 
 
 class Refusal(NamedTuple):
-    """Why a query is refused, and the cause of its loss where that is known at once."""
+    """Why a query is refused, and the cause of the loss if it is known at once."""
 
     reason: str
     cause: LossCause | UnsetType = UNSET
     is_full: bool = False
-    """Whether it is for want of room in the queue."""
+    """Whether the tenant's queue is full."""
     needed_ns: int = 0
-    """Predicted latency at best, where that is above the tenant's SLO and the reason; else 0."""
+    """Shortest predicted latency, if the query is refused because that exceeds the tenant's SLO; else 0."""
 
 
 def hopeless(needed_ns: int, left_ns: int) -> str:
-    """Why a query is given up that needs more than is left to its deadline."""
+    """Reason of dropping a query that needs more time than is left to its deadline."""
     left = f"{left_ns / 1e6:.1f} ms to the deadline" if left_ns >= 0 else f"{-left_ns / 1e6:.1f} ms after the deadline"
     return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left}"
 
@@ -80,7 +80,7 @@ def _full(tenant: str, waiting: int) -> Refusal:
 
 
 def most_cores(spec: PolicySpec) -> int:
-    """The cores that a query can get at best: all of them as the only member of a group, else the largest share."""
+    """Most cores that a query can get: all cores as the only member of a group, else those of the largest share."""
     if not spec.grouped:
         return max([share.size for share in spec.shares])
     mask = 0
@@ -90,10 +90,10 @@ def most_cores(spec: PolicySpec) -> int:
 
 
 def sizes_to_try(spec: PolicySpec) -> tuple[int, ...]:
-    """The numbers of cores that a query can get alone, the most first: admission tries them in this order.
+    """Numbers of cores that a query can get alone, largest first: admission tries them in this order.
 
-    A policy that launches in unions of its lanes may take any number of them, and with many cores the most are seldom
-    the fastest: each unit has a number beyond which further threads cost it more than they do.
+    A policy that launches in unions of its lanes may take any number of cores. The largest number is often not the
+    fastest: each unit has a number of threads above which synchronisation costs more than it gains.
     """
     most, widest = most_cores(spec), max([lane.size for lane in spec.lanes])
     if spec.grouped or most == widest:
@@ -111,9 +111,9 @@ def refusal(
     draining: bool,
     now_ns: int,
 ) -> Refusal | None:
-    """Say why the query is refused, or None when it is admitted.
+    """Why the query is refused; None when it is admitted.
 
-    `sizes` are what `sizes_to_try` gives. Stages belong to queries that are inside already: no rate limits them.
+    `sizes` is the result of `sizes_to_try`. Stages of applications belong to admitted queries: no rate limits them.
     """
     if draining and not isinstance(query, StageQuery):
         return Refusal(_DRAINING, LossCause.GONE)

@@ -14,12 +14,11 @@ _LAUNCH, _PAUSE, _END = BatchStep.LAUNCH, BatchStep.PAUSE, BatchStep.END
 
 
 class Batch:
-    """Queries of one tenant that go through the model together; `is_merged` says whether it was made of several.
+    """Queries of one tenant that go through the model together; `is_merged`: it was made of several queries.
 
-    `queries` shrinks when one of them ends early; its rows stay in `items`, since they stay in the tensors.
-    `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them.
-    `open` counts its launches that run or wait; they run it from `next_unit` on `until` there. `share` is that of the
-    launch of it that ended last.
+    `queries` shrinks when a query ends early; the query's rows stay in `items`, since they stay in the tensors.
+    `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them. `open` counts the
+    launches of the batch that run or wait; they run units [next_unit, until). `share` is that of the last ended launch.
     """
 
     __slots__ = (
@@ -57,7 +56,7 @@ class Batch:
         self.state = _NEW
 
     def remove(self, query: Query) -> None:
-        """Take out a query that ended early."""
+        """Remove a query that ended early."""
         self.queries.remove(query)
         if self.queries:
             self._follow()
@@ -68,28 +67,28 @@ class Batch:
 
 
 class BegunBatches:
-    """The batches that have begun and not ended, `known` by number: each change of a state is a step of its table.
+    """The batches that have begun and not ended, `known` by number; state changes follow the table of `lifecycle`.
 
-    `paused` has those between two decisions, in the order in which they stopped. `apart` counts sets of queries that
-    are merged with no others: their merge keys are below zero, those of clients begin at 0.
+    `paused` has the batches at a segment boundary, in the order in which they stopped. `exclusions` counts the sets of
+    queries that may not merge with others: their merge keys are negative, while those of clients start at 0.
     """
 
-    __slots__ = ("apart", "count", "known", "paused")
+    __slots__ = ("count", "exclusions", "known", "paused")
 
     def __init__(self) -> None:
         self.known: dict[int, Batch] = {}
         self.paused: list[Batch] = []
         self.count = 0
-        self.apart = 0
+        self.exclusions = 0
 
     def begin(self, tenant: Tenant, queries: Sequence[Query]) -> Batch:
-        """Make a batch of queries."""
+        """Make a batch of these queries."""
         batch = self.known[self.count] = Batch(self.count, tenant, queries)
         self.count += 1
         return batch
 
     def launch(self, batch: Batch, until: int) -> None:
-        """One more launch of a batch runs or waits; it ends at the unit `until`."""
+        """Count a new launch of a batch, which ends at the unit `until`."""
         if not batch.open:
             if batch.state is _PAUSED:
                 self.paused.remove(batch)
@@ -99,18 +98,18 @@ class BegunBatches:
             batch.until = until
 
     def pause(self, batch: Batch, share: Share) -> None:
-        """The last launch of a batch has ended before the end of the model, in this share."""
+        """Pause a batch: its last open launch ended in this share, before the end of the model."""
         batch.next_unit, batch.share = batch.until, share
         batch.state = next_batch_state(batch.state, _PAUSE, batch.id)
         self.paused.append(batch)
 
     def end(self, batch: Batch) -> None:
-        """Forget a batch of which no launch is left."""
+        """Remove a batch that has no open launch."""
         batch.state = next_batch_state(batch.state, _END, batch.id)
         del self.known[batch.id]
 
     def abandon(self, batch: Batch) -> None:
-        """All queries have left a batch: forget a paused one; launches of another one still have to end."""
+        """All queries have left a batch: remove a paused batch; a running one stays until its launches have ended."""
         if batch.state is _PAUSED:
             self.paused.remove(batch)
             del self.known[batch.id]

@@ -1,4 +1,4 @@
-"""Whether a decision can be carried out: all of it is looked at before any of it is booked."""
+"""Validation of decisions: a whole decision is checked before any of it takes effect."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from msgspec import Struct, UnsetType
 
 from cotenant.core.batches import Batch
 from cotenant.core.launches import Launches
-from cotenant.core.lifecycle import BatchState, QueryState, StrandState
+from cotenant.core.lifecycle import BatchState, QueryState, TaskState
 from cotenant.core.queues import Live, TenantQueue, are_mergeable
-from cotenant.core.snapshot import Decision, Growth, Start
+from cotenant.core.snapshot import Decision, Expansion, Start
 from cotenant.types import LossCause, Tenant
 from cotenant.work import Share, Work
 
@@ -21,7 +21,7 @@ _CAUSES, _NAMES = (LossCause, UnsetType), (str, UnsetType)
 
 
 _Whole = tuple[Tenant, int, int, int]
-"""What the starts of one batch have to add up to: its tenant, rows, shape, and the unit from which it goes on."""
+"""Tenant, rows, shape and first unit that the starts of one batch have to cover."""
 
 
 def fault_of(
@@ -32,8 +32,10 @@ def fault_of(
     launches: Launches,
     devices: Mapping[str, Share],
 ) -> str | None:
-    """What a policy does wrong in this decision, as the rest of a sentence; None when nothing is. Raises whatever comes
-    of reading what is no decision."""
+    """First violation of the policy contract in a decision, as the rest of a sentence; None for a valid decision.
+
+    Raises any exception that reading a malformed decision raises.
+    """
     if type(decision) is not Decision or type(decision.starts) is not tuple:
         return f"gives {decision!r:.100}, expected a Decision with tuples"
     gone: set[int] = set()
@@ -42,7 +44,7 @@ def fault_of(
             return f"drops query {drop.query}, which is not live"
         gone.add(drop.query)
         if type(drop.reason) is not str or not isinstance(drop.cause, _CAUSES) or not isinstance(drop.whom, _NAMES):
-            return f"drops query {drop.query} with what is no reason, cause or tenant: {drop!r:.100}"
+            return f"drops query {drop.query} with a wrong reason, cause or tenant: {drop!r:.100}"
     starts, free = decision.starts, launches.free_mask
     is_one = len(starts) == 1  # as nearly always
     held: dict[int, int] = {}
@@ -95,16 +97,17 @@ def fault_of(
             fault = _parts_fault(whole, works)
             if fault is not None:
                 return fault
-    return _growth_fault(decision.grows, launches, free) if decision.grows else None
+    return _expansion_fault(decision.expansions, launches, free) if decision.expansions else None
 
 
 def is_behind(starts: Iterable[Start], launches: Launches) -> bool:
-    """Whether all of a group waits for every launch under way. No other one waits: then nobody is asked for a group."""
+    """Whether every start of a group waits for every running launch. No other launch waits then: the engine asks for no
+    group while launches wait."""
     return all(launches.running.keys() <= set(start.after) for start in starts)
 
 
 def _is_dropped(launches: Launches, batches: Mapping[int, Batch], number: int, dropped: set[int]) -> bool:
-    """Whether a launch waits for which nobody waits any more after the drops."""
+    """Whether a waiting launch has no query left after the drops."""
     launch = launches.waiting.get(number)
     return launch is not None and all(query.id in dropped for query in batches[launch.batch].queries)
 
@@ -112,12 +115,12 @@ def _is_dropped(launches: Launches, batches: Mapping[int, Batch], number: int, d
 def _new_whole(
     start: Start, live: Mapping[int, Live], served: Mapping[str, TenantQueue], gone: set[int]
 ) -> _Whole | str:
-    """The batch that a start begins, or what is wrong with it. Its queries are gone then."""
+    """The new batch of a start, or the error in it. Adds its queries to `gone`."""
     queue, queries = served.get(start.work.tenant), start.queries
     if type(queries) is not tuple:
         return f"starts a batch of {type(queries).__name__}, expected a tuple of queries"
     if queue is None or not queries:
-        return "starts an empty batch, or one of nobody"
+        return "starts an empty batch, or a batch of an unknown tenant"
     if len(queries) > 1 and not are_mergeable(queue.tenant, queries):
         text = f"differ in shape or key, or have more than {queue.tenant.max_batch} rows"
         return f"merges queries of {start.work.tenant!r} that {text}"
@@ -133,7 +136,7 @@ def _new_whole(
 
 
 def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> _Whole | str:
-    """The batch that a start resumes, or what is wrong with that."""
+    """The paused batch that a start resumes, or the error in it."""
     batch = batches.get(number)
     if batch is None or batch.state is not _PAUSED:
         return f"resumes batch {number}, which is not paused"
@@ -143,7 +146,7 @@ def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> 
 
 
 def _work_fault(work: Work, whole: _Whole) -> str | None:
-    """What is wrong with the work of one start of a batch, by itself."""
+    """Error in the work of one start of a batch, without regard to other starts."""
     tenant, rows, shape, begin = whole
     start, end, cuts = work.start, work.end, tenant.cuts
     if type(work) is not Work or type(start + end) is not int:
@@ -162,33 +165,33 @@ def _work_fault(work: Work, whole: _Whole) -> str | None:
 
 
 def _parts_fault(whole: _Whole, works: Sequence[Work]) -> str | None:
-    """Whether parts of a batch run each unit up to a cut, for each row, once."""
+    """Error if the parts of a batch do not run each unit up to one cut exactly once for each row; else None."""
     tenant, rows, _, begin = whole
     spans = [(*(work.rows or (0, rows)), work.start, work.end) for work in works]
     until = max(end for *_, end in spans)
     area = sum((last - first) * (end - start) for first, last, start, end in spans)
-    is_apart = all(a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2] for a, b in combinations(spans, 2))
-    if is_apart and area == rows * (until - begin) and max(span[1] for span in spans) <= rows:
+    is_disjoint = all(a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2] for a, b in combinations(spans, 2))
+    if is_disjoint and area == rows * (until - begin) and max(span[1] for span in spans) <= rows:
         return None
     return f"starts parts of a batch of {tenant.name!r} that do not run each unit of each row once: {works}"
 
 
-def _growth_fault(growths: Iterable[Growth], launches: Launches, free: int) -> str | None:
-    """What is wrong with growths, when these slots are left."""
-    grown: set[int] = set()
-    for growth in growths:
-        number, share = growth.launch, growth.share
+def _expansion_fault(expansions: Iterable[Expansion], launches: Launches, free: int) -> str | None:
+    """Error in expansions, when these slots are free; else None."""
+    expanded: set[int] = set()
+    for expansion in expansions:
+        number, share = expansion.launch, expansion.share
         run = launches.running.get(number)
-        if type(growth.predicted_ns) is not int or type(share) is not Share:
-            return f"lets launch {number} grow to {growth!r:.200}, expected a Growth"
-        if run is None or not run.launch.stops or run.state is not StrandState.RUNNING or number in grown:
-            return f"lets launch {number} grow, which cannot"
+        if type(expansion.predicted_ns) is not int or type(share) is not Share:
+            return f"lets launch {number} expand to {expansion!r:.200}, expected an Expansion"
+        if run is None or not run.launch.stops or run.state is not TaskState.RUNNING or number in expanded:
+            return f"lets launch {number} expand, which cannot"
         had = run.launch.share
         more = share.mask & ~had.mask
         if had.mask & ~share.mask or not more or (share.device, share.first) != (had.device, had.first):
-            return f"lets launch {number} grow from {had.cores} to {share.cores}, which are not more"
+            return f"lets launch {number} expand from {had.cores} to {share.cores}, which are not more"
         if more & ~free:
-            return f"lets launch {number} grow into cores {share.cores}, not all free"
+            return f"lets launch {number} expand into cores {share.cores}, not all free"
         free &= ~more
-        grown.add(number)
+        expanded.add(number)
     return None

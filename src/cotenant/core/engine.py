@@ -1,7 +1,7 @@
 """The engine: the only thing that changes scheduling state. Events in, actions out.
 
-Every query that arrives gets exactly one Respond action, whatever fails. The engine owns what is waiting and what is
-running; the policy decides; drivers carry the actions out and report back.
+Every query that arrives gets exactly one Respond action, whatever fails. The engine owns waiting queries and running
+launches; the policy decides; drivers carry out the actions and report back.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType, structs
 
-from cotenant.core.accounts import Accounts
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, LookAhead, Probe, Release, Respond
 from cotenant.core.admission import Gate, gate_of, refusal, sizes_to_try
 from cotenant.core.batches import Batch, BegunBatches
 from cotenant.core.decisions import fault_of, is_behind
@@ -26,7 +25,7 @@ from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
-    LaunchGrew,
+    LaunchExpanded,
     LookAheadDue,
     ModelOpening,
     PolicyChanged,
@@ -43,6 +42,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
+from cotenant.core.fair_queues import FairQueues
 from cotenant.core.faults import RETRY_NS, PolicyGuard
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import (
@@ -83,17 +83,15 @@ _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "betwe
 class Engine:
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
-    Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
-    driver or an executor, never the fault of a client. A policy that raises, or breaks its contract, costs that call
-    alone: see `core.faults`.
-    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine, or the policy
-    is asked by another table than those of `core.snapshot`.
+    `handle` raises ProtocolViolationError for an event that is impossible in the present state: a bug of the driver or
+    an executor, never of a client. A fault of a policy affects one call alone: see `core.faults`.
+    The constructor raises InvalidValueError for a policy spec that is invalid on this machine (`PolicySpec.check`).
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
         self.guard = PolicyGuard()
         self.predictor, self._key = predictor, self.guard.key
-        self._queues, self._accounts = TenantQueues(), Accounts()
+        self._queues, self._fair_queues = TenantQueues(), FairQueues()
         self._live: dict[int, Live] = {}
         self._batches = BegunBatches()
         self._launches = Launches(machine.mask)
@@ -102,15 +100,15 @@ class Engine:
         self._machine = machine
         self._devices = {each.device: each for each in machine.devices}
         self._service, self._look, self._next = ServiceState.OPEN, LookState.IDLE, NextState.OPEN
-        self._ways: dict[Ask, Callable[[Any, int, list[Action]], None]] = {
-            Ask.START: self._ask_to_start,
-            Ask.SELECT: self._ask_to_select,
-            **{ask: partial(self._ask_for_group, ask) for ask in (Ask.GROUP, Ask.GROUP_ANEW, Ask.NEXT_GROUP)},
+        self._request_handlers: dict[Ask, Callable[[Any, int, list[Action]], None]] = {
+            Ask.START: self._request_start,
+            Ask.SELECT: self._request_selection,
+            **{ask: partial(self._request_group, ask) for ask in (Ask.GROUP, Ask.GROUP_ANEW, Ask.NEXT_GROUP)},
         }
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             QueryArrived: self._on_arrival,
             LaunchEnded: self._on_launch_ended,
-            LaunchGrew: self._on_launch_grew,
+            LaunchExpanded: self._on_launch_expanded,
             TimerFired: self._on_timer,
             **dict.fromkeys((QueryCancelled, QueryWithdrawn), self._on_cancel),
             **dict.fromkeys(_NOTES, self._on_note),
@@ -136,41 +134,41 @@ class Engine:
 
     @property
     def live(self) -> int:
-        """Queries that have not ended."""
+        """Number of queries that have not ended."""
         return len(self._live)
 
     @property
     def running(self) -> int:
-        """Launches under way."""
+        """Number of running launches."""
         return len(self._launches.running)
 
     @property
     def tenants(self) -> tuple[Tenant, ...]:
-        """Those who may send queries now."""
+        """Tenants that may send queries now, suspended ones included."""
         return tuple(queue.tenant for queue in self._queues.known.values())
 
     @property
     def rated_part(self) -> float:
-        """Part of all lanes that guaranteed rates take; above 1 they are scaled down to what there is."""
-        return self._accounts.rated_part
+        """Share of all lanes that guaranteed rates need; above 1 each rate is divided by it."""
+        return self._fair_queues.rated_part
 
     @property
     def launches(self) -> tuple[int, ...]:
-        """The numbers of the launches under way, and of those that wait for them."""
+        """Numbers of the running launches, then of the waiting ones."""
         return (*self._launches.running, *self._launches.waiting)
 
     def waiting(self, tenant: str) -> int:
-        """Queries of a tenant that wait for their first launch; 0 for an unknown one."""
+        """Number of a tenant's queries that wait for their first launch; 0 for an unknown tenant."""
         queue = self._queues.known.get(tenant)
         return len(queue.queries) if queue else 0
 
     def gate(self, tenant: str, now_ns: int) -> Gate:
-        """What of a tenant is known without a query."""
+        """Admission state of a tenant, without regard to a query."""
         queues, draining = self._queues, self._service is _DRAINING
         return gate_of(queues.known.get(tenant), draining=draining, is_away=tenant in queues.suspended, now_ns=now_ns)
 
     def snapshot(self, now_ns: int) -> Snapshot:
-        """What the policy sees now. Valid until the next event."""
+        """The policy's view of the present state. Valid until the next event."""
         queues, launches = self._queues, self._launches
         return Snapshot(
             now_ns,
@@ -182,21 +180,21 @@ class Engine:
             queues.weights_differ,
             launches.waiting,
             launches.count,
-            self._accounts.known,
+            self._fair_queues.known,
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Take one event and say what has to be done, in order. `now_ns` never goes back.
+        """Apply one event; returns the actions to carry out, in order. `now_ns` never decreases.
 
-        Four steps: apply the event; expire queries; decide, as the policy's table says; arm the timer.
+        Four steps: apply the event; expire queries; decide, as the policy's table says; set the timer.
         """
         actions: list[Action] = []
         self._handlers[type(event)](event, now_ns, actions)
         expiries = self._expiries
         if expiries.heap and expiries.heap[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if type(event) is not QueryArrived or not event.more:  # those that come together are decided on together
-            self._asks[type(event)](event, now_ns, actions)
+        if type(event) is not QueryArrived or not event.more:  # one decision for queries that arrive together
+            self._requests[type(event)](event, now_ns, actions)
         if self.guard.met and self.guard.settle(now_ns, actions):
             expiries.arm_at(now_ns + RETRY_NS, actions)
         heap = expiries.heap
@@ -219,23 +217,23 @@ class Engine:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
             actions.append(Respond(query.id, Outcome.REJECTED, refused.reason, refused.cause))
             if refused.is_full and queue is not None:
-                self._accounts.refused(query, self._alone_ns(query, queue.tenant), now_ns)
+                self._fair_queues.refused(query, self._alone_ns(query, queue.tenant), now_ns)
             return
         assert queue is not None  # without one there is a reason
         if queue.limit is not None and not isinstance(query, StageQuery):
             queue.limit.take(now_ns)
         key = self._key(query, queue.tenant, predictor)
         live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
-        self._accounts.enter(query, self._alone_ns(query, queue.tenant), now_ns)
+        self._fair_queues.enter(query, self._alone_ns(query, queue.tenant), now_ns)
         self._queues.push(key, query)
         self._expiries.watch(live)
 
     def _on_refused(self, event: QueryRefused, now_ns: int, actions: list[Action]) -> None:
-        """A request was refused before it was a query. Of its rows and shape nothing is known: it counts as one row."""
+        """Count a request that was refused before it was decoded: as one row, since its shape is unknown."""
         queue = self._queues.known.get(event.tenant)
         if event.cause is UNSET and queue is not None:
             query = Query(-1, event.tenant, event.arrival_ns, event.arrival_ns + queue.tenant.slo_ns)
-            self._accounts.refused(query, self._alone_ns(query, queue.tenant), now_ns)
+            self._fair_queues.refused(query, self._alone_ns(query, queue.tenant), now_ns)
 
     def _on_launch_ended(self, event: LaunchEnded, now_ns: int, actions: list[Action]) -> None:
         run, error = self._launches.end(event.launch), event.error
@@ -246,11 +244,11 @@ class Engine:
         batch.open -= 1
         is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
         is_broken = is_lost or error is not None
-        if is_broken or not batch.open:  # else others of it are still to end
-            if is_lost:  # it ended just before its worker, and what it made went with that
+        if is_broken or not batch.open:  # else other launches of the batch still run
+            if is_lost:  # the worker died just after the launch, with the launch's tensors
                 self._return(batch)
-            elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
-                has_died = launch.work.tenant in self._queues.suspended  # and might die at each further try
+            elif error is not None and batch.is_merged:  # perhaps one query alone causes the error
+                has_died = launch.work.tenant in self._queues.suspended  # and may die at each further attempt
                 self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
             elif error is not None:
                 for query in batch.queries:
@@ -265,7 +263,7 @@ class Engine:
                         self._close(query.id, _FINISH, Respond(query.id, Outcome.LATE, over), actions)
             if is_broken:
                 batch.until = 0
-                self._give_up(batch, actions)
+                self._end_batch(batch, actions)
             elif batch.until == batch.tenant.cuts[-1] or batch.state is _DOOMED:
                 self._batches.end(batch)
                 if batch.until < batch.tenant.cuts[-1]:
@@ -278,16 +276,16 @@ class Engine:
             due = self._launches.due(event.launch)
             actions += [self._launches.wake(each, self._batches.known[each.batch], now_ns) for each in due]
 
-    def _on_launch_grew(self, event: LaunchGrew, now_ns: int, actions: list[Action]) -> None:
-        self._launches.grew(event.launch)
+    def _on_launch_expanded(self, event: LaunchExpanded, now_ns: int, actions: list[Action]) -> None:
+        self._launches.expanded(event.launch)
 
     def _on_timer(self, event: TimerFired, now_ns: int, actions: list[Action]) -> None:
         self._expiries.timer_ns = None
 
     def _expire(self, now_ns: int, actions: list[Action]) -> None:
-        """Give up those whose time has come, before any decision: nothing is launched that has timed out.
+        """Drop expired queries, before any decision: no launch begins with a query that has timed out.
 
-        The timer brings the engine here in time; a driver that hands another event over first changes nothing.
+        The timer calls the engine in time; an event that comes before the timer has the same effect.
         """
         while (live := self._expiries.pop_due(self._live, now_ns)) is not None:
             batch = live.batch
@@ -304,24 +302,24 @@ class Engine:
             self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, event.reason, actions, cause)
 
     def _on_note(self, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Told for the trace and for observers: nothing of it is scheduled."""
+        """Ignore an event that exists for traces and observers alone."""
 
     def _on_tenant_added(self, event: TenantAdded, now_ns: int, actions: list[Action]) -> None:
         if event.tenant.name in self._queues.known:
-            raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
+            raise ProtocolViolationError(f"tenant {event.tenant.name!r} is known already: remove it first")
         self._queues.add(event.tenant)
         self._probes.forget(event.tenant.name)
-        self._deal(now_ns)
+        self._set_quotas(now_ns)
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
         if event.tenant not in self._queues.known:
-            raise ProtocolViolationError(f"tenant {event.tenant!r} cannot be removed: it is not there")
+            raise ProtocolViolationError(f"tenant {event.tenant!r} cannot be removed: it is unknown")
         for live in list(self._live.values()):
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions, LossCause.GONE)
         self._queues.drop(event.tenant)
         self._probes.forget(event.tenant)
-        self._deal(now_ns)
+        self._set_quotas(now_ns)
 
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if self._queues.suspend(event.tenant, event.reason):
@@ -330,7 +328,7 @@ class Engine:
     def _on_tenant_changed(self, event: TenantChanged, now_ns: int, actions: list[Action]) -> None:
         name = event.tenant.name
         if name not in self._queues.known:
-            raise ProtocolViolationError(f"tenant {name!r} cannot be changed: it is not there")
+            raise ProtocolViolationError(f"tenant {name!r} cannot be changed: it is unknown")
         self._queues.suspend(name, _CHANGED)
         self._begin_anew(name, actions, running=True)
         self._queues.change(event.tenant)
@@ -339,8 +337,8 @@ class Engine:
         self._probes.forget(name)
 
     def _begin_anew(self, tenant: str, actions: list[Action], *, running: bool) -> None:
-        """Let the queries of a tenant's batches wait again where these have paused or launches of them wait; with
-        `running`, wherever they would need another launch."""
+        """Return queries of a tenant's batches to the queue: of batches that are paused or have waiting launches. With
+        `running`, also of batches that need another launch after the running ones."""
         for batch in [batch for batch in self._batches.paused if batch.tenant.name == tenant]:
             self._return(batch)
             self._abandon(batch, actions)
@@ -348,31 +346,31 @@ class Engine:
             batch = self._batches.known[number]
             if batch.state is BatchState.RUNNING and not self._launches.is_ending(batch):
                 self._return(batch)
-                self._give_up(batch, actions)
+                self._end_batch(batch, actions)
 
     def ending(self, tenant: str) -> frozenset[int]:
-        """Queries of a tenant whose launches under way are the last ones of their batches."""
+        """Numbers of a tenant's queries that end with the running launches of their batches."""
         batches = [self._batches.known[number] for number in self._launches.of_tenant(tenant, running=True)]
         return frozenset(query.id for each in batches if self._launches.is_ending(each) for query in each.queries)
 
     def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
         is_changed = self._queues.suspended.get(event.tenant) is _CHANGED
         self._queues.resume(event.tenant)
-        if is_changed:  # only now are there the latencies of its model
-            self._deal(now_ns)
+        if is_changed:  # the latencies of the new model are known from now on
+            self._set_quotas(now_ns)
 
     def _on_plan_due(self, event: LookAheadDue, now_ns: int, actions: list[Action]) -> None:
         self._look = LOOK_TRANSITIONS[self._look][LookStep.COME]
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
-        if self._accounts.rated_part:
-            self._deal(now_ns)
+        if self._fair_queues.rated_part:
+            self._set_quotas(now_ns)
 
     def _on_policy(self, event: PolicyChanged, now_ns: int, actions: list[Action]) -> None:
-        """Queries that wait get keys and expiries of the new policy. Batches and launches go on as they were begun."""
+        """Waiting queries get keys and expiries of the new policy. Batches and launches continue unchanged."""
         self._use(event.policy)
-        self._deal(now_ns)
+        self._set_quotas(now_ns)
         for query, key in self._queues.reorder(self._key, self.predictor):
             self._live[query.id].key = key
         self._expiries.renew(self._live.values(), self._drop)
@@ -381,38 +379,40 @@ class Engine:
         self._service = SERVICE_TRANSITIONS[self._service][ServiceStep.DRAIN]
 
     def _use(self, policy: Policy) -> None:
-        """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
+        """Use a policy from now on, with empty memory. Raises InvalidValueError; then the old policy stays."""
         spec = policy.spec
         spec.check(self._machine)
-        asks = {event: self._ways[spec.asked[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers}
-        self._grouped, self._sizes, self._asks = spec.grouped, sizes_to_try(spec), asks
+        requests = {
+            event: self._request_handlers[spec.requests[MOMENTS.get(event, Moment.OTHER)]] for event in self._handlers
+        }
+        self._grouped, self._sizes, self._requests = spec.grouped, sizes_to_try(spec), requests
         self.guard.trust(policy)
         self._lanes, self._drop, self._again_ns = spec.lanes, spec.drop, _NEVER
         self._lane_masks = tuple(lane.mask for lane in spec.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
-    def _ask_to_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
+    def _request_start(self, event: Event, now_ns: int, actions: list[Action]) -> None:
         """Ask.START."""
-        if self._queues.waiting or self._batches.paused or self._launches.growable:
+        if self._queues.waiting or self._batches.paused or self._launches.expandable:
             free = self._launches.free_mask
             for mask in self._lane_masks:
                 if mask & free == mask:
                     self._decide(now_ns, actions)
                     break
 
-    def _ask_to_select(self, event: QueryArrived, now_ns: int, actions: list[Action]) -> None:
+    def _request_selection(self, event: QueryArrived, now_ns: int, actions: list[Action]) -> None:
         """Ask.SELECT."""
         if self._queues.waiting:
             self._decide(now_ns, actions, event.query.id)
         else:
-            self._ask_to_start(event, now_ns, actions)
+            self._request_start(event, now_ns, actions)
 
-    def _ask_for_group(self, ask: Ask, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Ask.GROUP, GROUP_ANEW and NEXT_GROUP: start a group when none runs; while one runs, have the next one chosen.
+    def _request_group(self, ask: Ask, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Ask.GROUP, GROUP_ANEW and NEXT_GROUP: start a group when none runs, else choose the next one.
 
-        A choice that is started at once, behind the group that runs, is the last until that one has ended: the policy
-        is asked again when its launches run, or when all its queries have left it.
+        A policy may start the next group behind the running one. The engine then calls the policy again when the
+        launches of the next group run, or have no queries left.
         """
         launches, was_booked = self._launches, self._next is NextState.BOOKED
         self._next = NEXT_TRANSITIONS[self._next][NextStep.WAITS if launches.waiting else NextStep.IS_CLEAR]
@@ -434,30 +434,30 @@ class Engine:
             self._expiries.arm_at(self._again_ns, actions)
 
     def _fault_of(self, decision: Decision) -> str | None:
-        """What is wrong with a decision, as the rest of a sentence; None when nothing is."""
+        """First violation of the contract in a decision, as the rest of a sentence; None for a valid one."""
         fault = fault_of(decision, self._live, self._batches.known, self._queues.served, self._launches, self._devices)
         if self._grouped and type(decision) is Decision:
             if decision.starts and not is_behind(decision.starts, self._launches):
                 return "starts a group while another one runs"
             if type(decision.again_ns) is not int:
-                return f"asks to be asked again at {decision.again_ns!r}, expected nanoseconds"
+                return f"wants another decision at {decision.again_ns!r}, expected nanoseconds"
         return fault
 
     def _decide(self, now_ns: int, actions: list[Action], arrived: int = -1) -> Decision:
-        """Ask the policy, and carry out what it says. It may refuse the query that has `arrived` just now."""
+        """Call the policy and carry out its decision. A drop of the query `arrived` counts as a rejection."""
         decision = self.guard.ask(self.snapshot(now_ns), self._fault_of)
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
             self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)
         if starts := decision.starts:
-            whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
+            wholes = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
             begun: dict[tuple[Query, ...], Batch] = {}
             for start in starts:
-                is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
+                is_part = bool(wholes) and wholes.count((start.batch, start.queries)) > 1
                 self._start(start, begun, is_part, now_ns, actions)
-        for growth in decision.grows:
-            self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
-            actions.append(Grow(growth.launch, growth.share))
+        for expansion in decision.expansions:
+            self._launches.expand(expansion.launch, expansion.share, expansion.predicted_ns)
+            actions.append(Expand(expansion.launch, expansion.share))
         if decision.again_ns > now_ns and not self._grouped:
             self._expiries.arm_at(decision.again_ns, actions)
         return decision
@@ -474,7 +474,7 @@ class Engine:
         cause: LossCause | UnsetType = UNSET,
         whom: str | UnsetType = UNSET,
     ) -> None:
-        """End a live query, wherever it is, with its one outcome."""
+        """End a live query, in any state, with its one outcome."""
         live = self._close(number, step, Respond(number, outcome, reason, cause, whom), actions)
         batch = live.batch
         if batch is None:
@@ -485,16 +485,16 @@ class Engine:
             if batch.state is _PAUSED:
                 self._abandon(batch, actions)
             elif batch.state is BatchState.RUNNING:
-                self._give_up(batch, actions)
+                self._end_batch(batch, actions)
         elif batch.next_unit == 0 and batch.open and self._launches.waiting_of(batch.id) == batch.open:
-            self._return(batch)  # its rows are not together yet, and never will be: the others form another batch
-            self._give_up(batch, actions)
+            self._return(batch)  # its rows were never gathered: the other queries form a new batch
+            self._end_batch(batch, actions)
 
-    def _give_up(self, batch: Batch, actions: list[Action]) -> None:
-        """Nobody waits any more for a batch of which something has run: what of it waits never runs."""
+    def _end_batch(self, batch: Batch, actions: list[Action]) -> None:
+        """End a batch without live queries: cancel its waiting launches; its running launches still end."""
         if self._launches.waiting and (gone := self._launches.cancel(batch.id)):
             batch.open -= gone
-            batch.until = 0  # it will not get there
+            batch.until = 0  # the cancelled launches never run
         if not batch.open:
             self._batches.end(batch)
             actions.append(Release(batch.id))
@@ -502,37 +502,37 @@ class Engine:
             self._batches.abandon(batch)
 
     def _abandon(self, batch: Batch, actions: list[Action]) -> None:
-        """Forget a paused batch that nobody waits for."""
+        """Remove a paused batch without live queries."""
         self._batches.abandon(batch)
         actions.append(Release(batch.id))
 
-    def _return(self, batch: Batch, apart: int = 0) -> None:
-        """Let the queries of a batch that cannot go on wait again, to be run anew.
+    def _return(self, batch: Batch, group_size: int = 0) -> None:
+        """Return the queries of a batch that cannot continue to the queue; they will run from the start.
 
-        With `apart`, in groups of so many, whose queries are merged with nobody else from now on.
+        With `group_size`, in groups of that many queries: the queries of a group merge with no others from now on.
         """
         for at, query in enumerate(batch.queries):
             live = self._live[query.id]
             live.state, live.batch = next_query_state(live.state, QueryStep.RETURN, query.id), None
-            if apart:
-                self._batches.apart += at % apart == 0
-                live.query = structs.replace(query, merge_key=-self._batches.apart)
+            if group_size:
+                self._batches.exclusions += at % group_size == 0
+                live.query = structs.replace(query, merge_key=-self._batches.exclusions)
             live.key = self._key(live.query, batch.tenant, self.predictor)
             self._queues.push(live.key, live.query)
             self._expiries.watch(live)
 
     def _close(self, number: int, step: QueryStep, respond: Respond, actions: list[Action]) -> Live:
-        """Give a live query its outcome; where it waited or ran is left to the caller."""
+        """Give a live query its outcome; the caller removes it from its queue or batch."""
         live = self._live.pop(number)
         next_query_state(live.state, step, number)
         actions.append(respond)
-        self._accounts.leave(live.query, respond.outcome)
+        self._fair_queues.leave(live.query, respond.outcome)
         return live
 
     def _start(
         self, start: Start, begun: dict[tuple[Query, ...], Batch], is_part: bool, now_ns: int, actions: list[Action]
     ) -> None:
-        """Launch one start. `begun` has the batches that this decision has begun, and that have several."""
+        """Launch one start. `begun` has the new batches of this decision that have several starts."""
         work, launches, batches = start.work, self._launches, self._batches
         if start.batch is not None:
             batch = batches.known[start.batch]
@@ -554,7 +554,7 @@ class Engine:
             start.predicted_ns,
             is_part,
             start.after,
-            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
+            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.is_expandable else (),
             start.basis,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
@@ -568,32 +568,32 @@ class Engine:
             keys.append(live.key)
         self._queues.take(keys, start.queries, start.work.tenant)
         part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
-        self._accounts.begin(start.work.tenant, start.queries, part)
+        self._fair_queues.begin(start.work.tenant, start.queries, part)
         return batch
 
     def _probe(self, query: Query, needed_ns: int, now_ns: int, actions: list[Action]) -> Query | None:
-        """A query that is refused since it is predicted to need more than the SLO, as a probe; None where it is not."""
+        """The query as a probe, if `needed_ns`, its predicted latency above the SLO, is the reason to refuse it."""
         if not needed_ns:
             return None
         slo_ns = self._queues.known[query.tenant].tenant.slo_ns
-        probe = self._probes.admit(query, needed_ns, slo_ns, -self._batches.apart - 1, now_ns)
+        probe = self._probes.admit(query, needed_ns, slo_ns, -self._batches.exclusions - 1, now_ns)
         if probe is not None:
-            self._batches.apart += 1
+            self._batches.exclusions += 1
             actions.append(Probe(query.id, needed_ns))
         return probe
 
     def _alone_ns(self, query: Query, tenant: Tenant) -> int:
-        """What a query is predicted to take of a lane, alone."""
+        """Predicted latency in ns of a query that runs alone in the first lane."""
         return self.predictor.latency_ns(tenant.work(query.shape, query.items), self._lanes[0].size)
 
-    def _deal(self, now_ns: int) -> None:
-        """Deal quotas anew: tenants, lanes or the predictor have changed."""
+    def _set_quotas(self, now_ns: int) -> None:
+        """Compute the quotas again: tenants, lanes or the predictor have changed."""
         size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
         tenants = [queue.tenant for queue in self._queues.known.values()]
-        self._accounts.deal(tenants, len(self._lanes), lambda each: latency_ns(each.work(0, 1), size), now_ns)
+        self._fair_queues.set_quotas(tenants, len(self._lanes), lambda each: latency_ns(each.work(0, 1), size), now_ns)
 
     def _part_of_alone(self, batch: Batch) -> float:
-        """What a batch is predicted to take of what its queries would one by one; 1 at most."""
+        """Predicted latency of a batch over that of its queries one by one; at most 1."""
         queries, tenant = batch.queries, batch.tenant
         size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
         alone_ns = sum([latency_ns(tenant.work(query.shape, query.items), size) for query in queries])

@@ -1,4 +1,4 @@
-"""What can happen to the core. The order of events is the order in which a driver hands them over."""
+"""The engine's input: events. Their order is the order in which a driver hands them over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cotenant.work import PieceTime
 
 
 class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A query came in. Its id is new and larger than every id before it.
+    """A query arrived. Its id is larger than every id before it.
 
-    With `more`, another one that came in with it follows at once: nothing is decided between the two.
+    With `more`, another query of the same arrival follows at once: the engine decides after the last one.
     """
 
     query: Query
@@ -38,20 +38,20 @@ class LaunchEnded(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchGrew:
-    """A launch goes on in the share of its Grow. Comes before its end, if at all."""
+class LaunchExpanded:
+    """A launch continues in the share of its Expand. Comes before its LaunchEnded, if at all."""
 
     launch: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time of the last SetTimer action has come."""
+    """The time of the last SetTimer action was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryCancelled:
-    """The client withdrew a query. Unknown and ended queries are left alone."""
+    """The client withdrew a query. No effect on unknown and ended queries."""
 
     query: int
     reason: ClassVar[str] = "cancelled by the client"
@@ -59,7 +59,7 @@ class QueryCancelled:
 
 @dataclass(frozen=True, slots=True)
 class QueryWithdrawn:
-    """Nobody waits for a query any more: the application that it is a stage of has ended. Otherwise as a cancel."""
+    """The application query of a stage has ended, so the stage's query is not needed. Otherwise like a cancel."""
 
     query: int
     reason: str
@@ -67,7 +67,8 @@ class QueryWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationArrived:
-    """An application's query came in; its number is one of a query. For those who look on: its stages are queries."""
+    """An application query arrived; it shares the numbers of queries. For traces and observers: its stages are
+    queries."""
 
     query: int
     application: str
@@ -77,7 +78,7 @@ class ApplicationArrived:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationEnded:
-    """An application's query has ended, at `ended_ns`, with its one outcome. For those who look on."""
+    """An application query ended at `ended_ns` with its one outcome. For traces and observers."""
 
     query: int
     outcome: Outcome
@@ -87,10 +88,10 @@ class ApplicationEnded:
 
 @dataclass(frozen=True, slots=True)
 class QueryRefused:
-    """A request for a model or application came in at `arrival_ns` and never became a query.
+    """A request that arrived at `arrival_ns` was refused before it became a query.
 
-    Without a `cause` it was refused as the queue of its tenant was full, before its body was read: what delayed it is
-    the cause, and the tenant's account has it as an arrival that is lost.
+    Without a `cause` its tenant's queue was full: the engine counts the request as demand and as lost. `trace.lost`
+    then finds the cause in the delays of the tenant's queries.
     """
 
     tenant: str
@@ -101,7 +102,7 @@ class QueryRefused:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLate:
-    """A query's answer was there in time, and was written at `written_ns`, too late. For those who look on."""
+    """A query was answered in time, but the response was written late, at `written_ns`. For traces and observers."""
 
     query: int
     tenant: str
@@ -111,8 +112,7 @@ class AnswerLate:
 
 @dataclass(frozen=True, slots=True)
 class ModelOpening:
-    """A model is being opened from now on, or no more (`done`): what runs meanwhile shares the cores with that. For
-    those who look on."""
+    """Model loading began, or ended (`done`): until then launches share the cores with it. For traces and observers."""
 
     model: str
     done: bool = False
@@ -120,14 +120,14 @@ class ModelOpening:
 
 @dataclass(frozen=True, slots=True)
 class TenantAdded:
-    """A tenant may send queries from now on. Adding a known name is an error: remove it first."""
+    """A tenant may send queries from now on. A known name is an error: remove it first."""
 
     tenant: Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRemoved:
-    """A tenant is gone; its live queries fail with `reason`."""
+    """A tenant was removed; its live queries fail with `reason`."""
 
     tenant: str
     reason: str
@@ -135,28 +135,28 @@ class TenantRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PredictorChanged:
-    """Decisions from now on believe another predictor."""
+    """Decisions use another predictor from now on."""
 
     predictor: Predictor
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """Another policy decides from now on. Queries wait on under its keys, launches under way end as they would have,
-    and batches that have begun go on. Its lanes must be cores of the device."""
+    """Another policy decides from now on. Waiting queries get its keys; batches and launches continue unchanged. Its
+    lanes must be shares of the machine."""
 
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
 class DrainStarted:
-    """New queries are refused from now on; those inside are served."""
+    """New queries are refused from now on; live queries are served."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantSuspended:
-    """What runs a tenant's model has died: nothing of it is launched until TenantResumed. Queries wait on, and those of
-    paused batches wait again. Launches under way still end, each with a LaunchEnded of its own."""
+    """A tenant's worker died: no launch of the tenant starts until TenantResumed. Queries of paused batches return to
+    the queue. Each running launch still ends with a LaunchEnded."""
 
     tenant: str
     reason: str
@@ -164,10 +164,10 @@ class TenantSuspended:
 
 @dataclass(frozen=True, slots=True)
 class TenantChanged:
-    """A tenant's model is another one, which takes the same queries. Nothing of it is launched until TenantResumed.
+    """A tenant's model was replaced by one that takes the same queries; no launch starts until TenantResumed.
 
-    Batches whose launches under way are their last ones end as they would have. The queries of all others wait, or wait
-    again, for the new model. Comes with a PredictorChanged between it and TenantResumed, and nothing else.
+    Batches in their last launches end as before. The queries of all other batches return to the queue, for the new
+    model. Between this event and TenantResumed comes one PredictorChanged, and nothing else.
     """
 
     tenant: Tenant
@@ -175,23 +175,23 @@ class TenantChanged:
 
 @dataclass(frozen=True, slots=True)
 class TenantResumed:
-    """A suspended tenant can be served again. Others, and unknown ones, are left alone."""
+    """A suspended tenant can be served again. No effect on other tenants."""
 
     tenant: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookAheadDue:
-    """There is time to choose the next group while the present one runs: the answer to the action LookAhead."""
+    """Answer to the action LookAhead: choose the next group while the present one runs."""
 
 
 MOMENTS: Mapping[type, Moment] = {QueryArrived: Moment.ARRIVAL, LookAheadDue: Moment.LOOK_AHEAD}
-"""What events are to a policy; all others are `Moment.OTHER`."""
+"""Moments of a policy by event type; all other types are `Moment.OTHER`."""
 
 Event = (
     QueryArrived
     | LaunchEnded
-    | LaunchGrew
+    | LaunchExpanded
     | TimerFired
     | QueryCancelled
     | TenantAdded

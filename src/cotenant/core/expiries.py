@@ -1,4 +1,4 @@
-"""When queries have to be given up, and the one timer that brings the engine there in time."""
+"""Expiry of queries: a heap of times, and the one timer of the engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RUNNING = BatchState.RUNNING
 
 
 def expiry_of(live: Live, drop: DropRule) -> int | None:
-    """When a query is given up at the latest, as things stand: at the client's own time-out wherever it is, and at its
-    deadline if the rule says so, unless it runs."""
+    """Time at which a query is dropped: its client's time-out, or its deadline if that is earlier and the rule drops at
+    deadlines. A running query has its time-out alone. None without either."""
     query, batch = live.query, live.batch
     expiry = query.expiry_ns
     if drop is _NEVER_DROP or (batch is not None and batch.state is _RUNNING):
@@ -25,10 +25,10 @@ def expiry_of(live: Live, drop: DropRule) -> int | None:
 
 
 class Expiries:
-    """A heap of (time, query), and the timer that is set.
+    """A heap of (time, query), and the time of the timer that is set.
 
-    A query has at most one entry that counts, `Live.timed_ns`, which is never later than its expiry: who begins to run
-    keeps the entry of its deadline, which is looked at when its time comes. Others are left over, and skipped.
+    A query has at most one valid entry, `Live.timed_ns`, never later than its expiry. A query that begins to run keeps
+    the entry of its deadline, which is corrected when that time comes. Outdated entries are skipped (lazy removal).
     """
 
     __slots__ = ("drop", "heap", "timer_ns")
@@ -39,14 +39,14 @@ class Expiries:
         self.timer_ns: int | None = None
 
     def watch(self, live: Live) -> None:
-        """A query begins to wait, in a queue or in a paused batch."""
+        """Watch a query that begins to wait, in a queue or in a paused batch."""
         expiry = expiry_of(live, self.drop)
         if expiry is not None and (live.timed_ns is None or expiry < live.timed_ns):
             live.timed_ns = expiry
             heappush(self.heap, (expiry, live.query.id))
 
     def renew(self, known: Iterable[Live], drop: DropRule) -> None:
-        """Another rule holds from now on for everybody. A timer that became needless is left to fire."""
+        """Apply another drop rule to all queries. A timer that became needless stays set."""
         self.drop = drop
         self.heap = []
         for live in known:
@@ -56,7 +56,7 @@ class Expiries:
         heapify(self.heap)
 
     def pop_due(self, known: Mapping[int, Live], now_ns: int) -> Live | None:
-        """The next query whose time has come, taken off the heap; None when there is none."""
+        """Remove and return the next expired query; None when there is none."""
         first = self._first(known, now_ns)
         if first is not None:
             heappop(self.heap)
@@ -64,19 +64,19 @@ class Expiries:
         return first
 
     def arm(self, known: Mapping[int, Live], actions: list[Action]) -> None:
-        """Keep one timer at the earliest expiry. One that became needless is left to fire: cheaper than moving it."""
+        """Set the timer to the earliest expiry. A needless earlier timer stays set: that is cheaper than moving it."""
         if self._first(known, self.timer_ns) is None:
             return
         self.arm_at(self.heap[0][0], actions)
 
     def arm_at(self, at_ns: int, actions: list[Action]) -> None:
-        """Let the timer fire at this time, if it would not before."""
+        """Let the timer fire at this time at the latest."""
         if self.timer_ns is None or at_ns < self.timer_ns:
             self.timer_ns = at_ns
             actions.append(SetTimer(at_ns))
 
     def _first(self, known: Mapping[int, Live], until_ns: int | None) -> Live | None:
-        """The query with the earliest expiry, whose entry is then in front; None when nobody has one so early."""
+        """The query with the earliest expiry, its entry then at the front; None without an expiry up to `until_ns`."""
         heap = self.heap
         while heap:
             at, number = heap[0]
@@ -89,7 +89,7 @@ class Expiries:
                     return live
                 live.timed_ns = None
                 heappop(heap)
-                self.watch(live)  # it runs: its own time-out is later, if it has one
+                self.watch(live)  # it runs: its time-out is later, if it has one
             else:
                 heappop(heap)
         return None

@@ -1,7 +1,7 @@
-"""Faults of a policy: an exception, or a decision or queue key that breaks the contract, costs that call alone.
+"""Fault isolation of policies: an exception, or a result that breaks the contract, affects one call alone.
 
-What the event has done before stays. Earliest deadline first decides the event in the policy's place. After MOST_FAULTS
-faults within WITHIN_NS an order that keeps quotas serves, until the policy is set anew (docs/decisions/0049-faults.md).
+Earlier effects of the event stay. Earliest deadline first decides the event instead of the policy. After MOST_FAULTS
+faults within WITHIN_NS a fallback with quotas serves until a policy is set (docs/decisions/0049-faults.md).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Work
 
 MOST_FAULTS = 3
-"""Faults of a policy within WITHIN_NS from which on the fallback serves."""
+"""Number of faults of a policy within WITHIN_NS after which the fallback serves."""
 WITHIN_NS = 60_000_000_000
 RETRY_NS = 100_000_000
-"""Time after which the engine decides again where the fallback failed, too."""
+"""Time after which the engine decides again if the fallback failed as well."""
 DECIDE, QUEUE_KEY = "decide", "queue_key"
 """The calls of a policy while it serves."""
 _LONGEST = 300
@@ -35,28 +35,29 @@ _Entry = tuple[int, int, int, int, int, Work, tuple[Query, ...], int | None]
 
 
 class Decider(Protocol):
-    """What decides: a policy, or the fallback."""
+    """A policy, or the fallback."""
 
     @property
     def spec(self) -> PolicySpec:
-        """What it is: its name stands in traces and metrics."""
+        """Description of the decider; its name appears in traces and metrics."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """See Policy."""
+        """Decide, as `Policy.decide` does."""
 
 
 def deadline_key(query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-    """The key of a query in place of one of a policy: (priority, deadline, number)."""
+    """The fallback's key of a query: (priority, deadline, number)."""
     return (tenant.rank, query.deadline_ns, query.id)
 
 
 class Fallback:
-    """Work-conserving list scheduling in the shares of a policy: earliest deadline first within a priority, and with
-    `keeps_quotas` first what is in quota, by virtual deadlines.
+    """Work-conserving list scheduling in the shares of a policy, without code of the policies.
 
-    It shares no code with the policies. Each query runs alone and whole, in the smallest free share that is predicted
-    to end it in time, else in the quickest. Under the drop rule `hopeless`, queries are dropped that no share
-    ends in time. In the place of a policy that launches groups it starts nothing while one runs.
+    1. Order: with `keeps_quotas` first queries in quota, by virtual deadline; then by (priority, deadline).
+    2. Under the drop rule `hopeless`, drop a query that no share ends in time.
+    3. Start each query alone and whole, in the smallest free share that ends it in time, else in the fastest free
+       share.
+    4. In place of a policy that launches groups: start nothing while a group runs.
     """
 
     __slots__ = ("_drops", "_grouped", "_quotas", "_shares", "_sizes", "spec")
@@ -69,7 +70,7 @@ class Fallback:
         self._sizes = tuple(dict.fromkeys((*sizes_to_try(spec), *[share.size for share in self._shares])))
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """See Policy."""
+        """Start the most urgent candidates on the free shares. `memory` is not used."""
         free, now_ns, latency_ns = snapshot.free_mask, snapshot.now_ns, snapshot.predictor.latency_ns
         if self._grouped and snapshot.running:
             return Decision()
@@ -113,16 +114,16 @@ class Fallback:
         return min([self._order(snapshot, batch.tenant, query) for query in batch.queries])
 
     def _order(self, snapshot: Snapshot, tenant: Tenant, query: Query) -> tuple[int, int, int]:
-        account = snapshot.accounts.get(tenant.name) if self._quotas else None
-        due_ns = None if account is None else account.due_ns.get(query.id)
+        queue = snapshot.fair_queues.get(tenant.name) if self._quotas else None
+        due_ns = None if queue is None else queue.deadlines_ns.get(query.id)
         return (1, tenant.rank, query.deadline_ns) if due_ns is None else (0, due_ns, 0)
 
 
 class PolicyGuard:
-    """The policy of an engine, with the fallbacks that decide in its place, and the faults of the present event.
+    """The policy of an engine, its fallbacks, and the faults of the present event.
 
-    `faults` counts those so far, by what failed (the policy's name, or that of a fallback) and the call. `error` is the
-    exception of the last one. `met` has the faults of the present event. `memory` is what the last decision left.
+    `faults` counts all faults by decider name and call. `error` is the exception of the last fault. `met` has the
+    faults of the present event. `memory` is the memory of the last decision.
     """
 
     def __init__(self) -> None:
@@ -130,22 +131,22 @@ class PolicyGuard:
         self.error: Exception | None = None
         self.met: list[PolicyFault] = []
         self._is_stuck = False
-        """The fallback failed, too: nothing decided this event."""
+        """Whether the fallback failed as well: no decision was made in this event."""
 
     @property
     def falls_back(self) -> bool:
-        """Whether the fallback serves in the policy's place."""
+        """Whether the fallback serves instead of the policy."""
         return self._fallback is not None
 
     def trust(self, policy: Policy) -> None:
-        """Ask this policy from now on."""
+        """Use this policy from now on."""
         self.policy, self._edf = policy, Fallback(policy.spec, keeps_quotas=False)
         self._fallback: Fallback | None = None
         self.memory: object = None
         self._faulted_ns: list[int] = []
 
     def key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """The query's key. Once the policy has failed to give one, the others of this event are by deadline."""
+        """The query's key. After a faulty key, the other keys of the same event are by deadline."""
         if self._fallback is not None or (self.met and self.met[-1].call == QUEUE_KEY):
             return deadline_key(query, tenant, predictor)
         try:
@@ -161,7 +162,7 @@ class PolicyGuard:
         return key
 
     def ask(self, snapshot: Snapshot, fault: Callable[[Decision], str | None]) -> Decision:
-        """A decision that can be carried out: the policy's, else by deadline, else none; `fault` says what is wrong."""
+        """A valid decision: the policy's, else one by deadline, else an empty one. `fault` names a decision's error."""
         decider: Decider = self._fallback or self.policy
         memory = self.memory
         while True:
@@ -179,7 +180,7 @@ class PolicyGuard:
             decider, memory = self._edf, None
 
     def _blame(self, name: str, call: str, error: Exception, query: int = -1) -> None:
-        """Note a fault."""
+        """Record a fault."""
         self.error = error
         try:
             text = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
@@ -188,7 +189,7 @@ class PolicyGuard:
         self.met.append(PolicyFault(name, call, text[:_LONGEST], query))
 
     def settle(self, now_ns: int, actions: list[Action]) -> bool:
-        """Tell the faults of this event. Whether nothing decided it."""
+        """Report the faults of this event as actions. Whether no decision was made in it."""
         for fault in self.met:
             place = fault.policy, fault.call
             self.faults[place] = self.faults.get(place, 0) + 1

@@ -1,8 +1,8 @@
-"""One query of an application: which of its stages run when an answer comes, and how the whole ends.
+"""State machine of one application query: which stages start after an answer, and how the whole query ends.
 
-A pure state machine: no clock, no thread, no tensors. Server, simulator and the gateway of a cluster carry its steps
-out, and tell how each stage ended. Whatever happens, a flow ends exactly once, no stage starts twice, none starts
-before all that it needs has been answered, and every stage that is under way at the end is withdrawn.
+Pure: no clock, no thread, no tensors. The server, the simulator and the gateway of a cluster carry out its steps and
+report how each stage ended. Invariants: a flow ends exactly once. A stage starts at most once, after all stages that it
+needs were answered. Every stage that runs when the flow ends is withdrawn.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _UNKNOWN: Mapping[int, ShapedRows] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """The stages of an application, each after those that it needs: `after[i]` are numbers of stages below i.
+    """The DAG of an application's stages in topological order: `after[i]` are the stages that stage i needs.
 
-    `share_ends_ns` says when the stages' shares of the SLO end, counted from the arrival, where a plan divides it.
-    `smallest` are the numbers of the smallest shapes that the stages' models declare; empty where each is the first.
+    `share_ends_ns`: end of each stage's SLO budget in ns after the arrival, where a plan divides the SLO. `smallest`:
+    number of the smallest declared shape of each stage's model; empty where that is the first one.
 
     Raises InvalidValueError when there is no stage, or one needs itself, a later one or one that is not there.
     """
@@ -48,7 +48,7 @@ class StageGraph:
                 raise InvalidValueError("stage graph", "after", needed, f"numbers of stages before stage {number}")
 
     def needed(self, wanted: Iterable[int]) -> tuple[bool, ...]:
-        """Per stage, whether it is one of those wanted or comes before one of them."""
+        """Per stage, whether it is wanted or a predecessor of a wanted stage."""
         found = [False] * len(self.names)
         for number in wanted:
             found[number] = True
@@ -59,7 +59,7 @@ class StageGraph:
         return tuple(found)
 
     def rest_ns(self, times_ns: Sequence[int]) -> tuple[int, ...]:
-        """Per stage, the time of the longest path of stages after it. `times_ns` is that of each stage."""
+        """Per stage, the time of the longest path of stages after it, from `times_ns` of each stage."""
         rest = [0] * len(self.names)
         for number in range(len(rest) - 1, -1, -1):
             for other in self.after[number]:
@@ -67,22 +67,22 @@ class StageGraph:
         return tuple(rest)
 
     def ends_ns(self, shares_ns: Sequence[int]) -> tuple[int, ...]:
-        """Per stage, when its share of the SLO ends, counted from the arrival: that of the longest path to it."""
+        """Per stage, the end of its SLO budget in ns after the arrival: the longest path of budgets up to it."""
         ends: list[int] = []
         for number, needed in enumerate(self.after):
             ends.append(max((ends[other] for other in needed), default=0) + shares_ns[number])
         return tuple(ends)
 
     def divided(self, shares_ns: Mapping[str, int]) -> StageGraph:
-        """The graph with a plan's shares of the SLO, by stage; without any where these are not just the stages."""
+        """The graph with a plan's SLO budgets by stage; without budgets if the names are not exactly the stages."""
         fits = sorted(shares_ns) == sorted(self.names)
         ends_ns = self.ends_ns([shares_ns[name] for name in self.names]) if fits else None
         return replace(self, share_ends_ns=ends_ns)
 
     def works(self, rows: int, known: Mapping[int, ShapedRows] = _UNKNOWN) -> list[ShapedRows]:
-        """Per stage, the work of its query: as `known`, else so many rows of the smallest declared shape.
+        """Per stage, shape and rows of its query: from `known`, else `rows` rows of the smallest declared shape.
 
-        What is refused for the smallest shape could not have been in time whatever the stages before it give.
+        The smallest shape gives a lower bound of the latency for any output of earlier stages.
         """
         smallest = self.smallest or (0,) * len(self.names)
         return [known.get(number, (shape, rows)) for number, shape in enumerate(smallest)]
@@ -90,24 +90,24 @@ class StageGraph:
 
 @dataclass(frozen=True, slots=True)
 class StartStages:
-    """Let the queries of these stages of the application's query `query` arrive together; tell how each ends."""
+    """Let the queries of these stages of the application query `query` arrive together, and report how each ends."""
 
     query: int
     stages: tuple[int, ...]
 
 
 Step = StartStages | ApplicationEnded | QueryWithdrawn
-"""What the owner of a flow carries out, in order. The last two are events for the engine."""
+"""Steps that the owner of a flow carries out, in order. The last two are events for the engine."""
 
 
 class StageState(IntEnum):
-    """Where a stage is."""
+    """State of a stage."""
 
     WAITING = auto()
     RUNNING = auto()
     ANSWERED = auto()
     OVER = auto()
-    """It ended without an answer, was withdrawn, or will never start."""
+    """Ended without an answer, withdrawn, or never to start."""
 
 
 _WAITING, _RUNNING, _ANSWERED, _OVER = StageState
@@ -115,14 +115,14 @@ _WAITING, _RUNNING, _ANSWERED, _OVER = StageState
 
 
 class Flow:
-    """The state of one query of an application. Not thread-safe: the owner serialises the calls.
+    """The state of one application query. Not thread-safe: the owner serialises the calls.
 
-    `query` stands for the whole: its tenant is the application, and an answer after its deadline is late. The stages
-    run that are `wanted`, by default all, and those before them. `known` is the work of stages with tensors that are
-    there at the arrival.
+    `query` is the whole query, with the application as its tenant. The stages in `wanted` (default: all) and their
+    predecessors run. `known` has shape and rows of the stages with inputs that are known at the arrival.
 
-    `deadlines_ns` says when each stage has to end: where its share of a plan does, else where the longest path of
-    stages after it needs the rest of the time, by `alone_ns`. A stage that is late for that ends nothing.
+    `deadlines_ns` has a deadline for each stage. With a plan that is the end of the stage's SLO budget. Else it is the
+    query's deadline minus the longest path of later stages, by `alone_ns`. A stage that misses its own deadline does
+    not end the flow.
     """
 
     __slots__ = ("_left", "_numbers", "deadlines_ns", "graph", "is_over", "query", "states", "works")
@@ -147,7 +147,7 @@ class Flow:
         self.is_over = False
         self._left = sum(runs)
         self._numbers: dict[int, int] = {}
-        """Of the queries of stages that have arrived, by stage."""
+        """Numbers of the arrived stage queries, by stage."""
 
     @property
     def arrived(self) -> ApplicationArrived:
@@ -156,13 +156,13 @@ class Flow:
         return ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns)
 
     def begin(self) -> list[Step]:
-        """The query has arrived: start the stages that need no other."""
+        """Start the stages that need no other stage."""
         return self._start([number for number, needed in enumerate(self.graph.after) if not needed])
 
     def stage_query(
         self, stage: int, number: int, tenant: str, now_ns: int, items: int, shape: int, merge_key: int
     ) -> StageQuery:
-        """The query of a stage that was started, which arrives now. Raises ProtocolViolationError for any other."""
+        """The query of a started stage, which arrives now. Raises ProtocolViolationError for a stage not started."""
         self._check(stage, "arrives")
         query, self._numbers[stage] = self.query, number
         return StageQuery(
@@ -181,15 +181,15 @@ class Flow:
 
     @property
     def awaited(self) -> set[int]:
-        """Stages that are needed by one that has yet to start."""
+        """Stages that a stage which has not started needs."""
         states = self.states
         return {
             other for number, needed in enumerate(self.graph.after) if states[number] is _WAITING for other in needed
         }
 
     def is_too_slow(self, stage: int, alone_ns: AloneNs) -> bool:
-        """Whether the belief in slow models refuses this stage: alone and of the smallest shapes, all stages together
-        take more than the query's time, or with a plan, this one takes more than its share."""
+        """Whether the predicted latency alone makes the stage hopeless, at the smallest shapes. The longest path of
+        stages exceeds the query's SLO, or, with a plan, this stage exceeds its own SLO budget."""
         graph, query = self.graph, self.query
         times = [alone_ns(number, *work) for number, work in enumerate(graph.works(query.items))]
         if max(graph.ends_ns(times)) > query.deadline_ns - query.arrival_ns:
@@ -200,9 +200,9 @@ class Flow:
         )
 
     def stage_ended(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
-        """A stage that was started has ended. Raises ProtocolViolationError for one that was not, or ended before.
+        """Take the end of a started stage; no steps follow after the end of the whole.
 
-        After the end of the whole nothing follows any more.
+        Raises ProtocolViolationError for a stage that does not run.
         """
         if self.is_over:
             return []
@@ -220,8 +220,7 @@ class Flow:
         return self.end(Outcome.LATE, f"late by {over_ns / 1e6:.1f} ms", now_ns)
 
     def end(self, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
-        """End the whole, from outside or because of a stage: the first step says so, those after it withdraw queries
-        of stages that are under way. Repeated, it does nothing."""
+        """End the whole query: the first step reports it, the others withdraw the running stages. Idempotent."""
         if self.is_over:
             return []
         self.is_over = True
@@ -242,7 +241,7 @@ class Flow:
         return [StartStages(self.query.id, tuple(ready))] if ready else []
 
     def _fail(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
-        """A stage got no answer, and the whole will get none. What was let in and then refused was given up later."""
+        """End the whole because a stage got no answer. A later stage that is rejected counts as dropped."""
         whole = outcome
         if outcome is Outcome.REJECTED and self.graph.after[stage]:
             whole = Outcome.DROPPED

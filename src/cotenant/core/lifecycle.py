@@ -1,6 +1,6 @@
-"""The literal transition tables: what may happen to a query, a batch, a strand and an engine, and where it leads.
+"""State machines of queries, batches, tasks and the engine, as literal transition tables.
 
-A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
+A pair that is not in a table is a bug of a driver, an executor or a policy, and raises ProtocolViolationError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cotenant.errors import ProtocolViolationError
 
 
 class QueryState(IntEnum):
-    """Where a query is."""
+    """State of a query."""
 
     NEW = auto()
     QUEUED = auto()
@@ -20,13 +20,13 @@ class QueryState(IntEnum):
 
 
 class QueryStep(IntEnum):
-    """What happens to a query."""
+    """Transition of a query."""
 
     ADMIT = auto()
     REJECT = auto()
     LAUNCH = auto()
     RETURN = auto()
-    """Its batch is gone without its fault: it waits again, to be run anew."""
+    """Its batch cannot continue: the query waits again and will run from the start."""
     FINISH = auto()
     DROP = auto()
     FAIL = auto()
@@ -34,19 +34,19 @@ class QueryStep(IntEnum):
 
 
 class BatchState(IntEnum):
-    """Where a batch is."""
+    """State of a batch."""
 
     NEW = auto()
     RUNNING = auto()
-    """Strands of it run, or wait for others."""
+    """Its tasks run, or wait for other launches."""
     PAUSED = auto()
     DOOMED = auto()
-    """Still running, though nobody waits for it any more."""
+    """Still running, but without live queries."""
     ENDED = auto()
 
 
 class BatchStep(IntEnum):
-    """What happens to a batch."""
+    """Transition of a batch."""
 
     LAUNCH = auto()
     PAUSE = auto()
@@ -54,46 +54,46 @@ class BatchStep(IntEnum):
     ABANDON = auto()
 
 
-class StrandState(IntEnum):
-    """Where a strand is: what one launch runs of a batch."""
+class TaskState(IntEnum):
+    """State of a task: the part of a batch that one launch runs."""
 
     NEW = auto()
     WAITING = auto()
-    """It is decided and has its slots, and starts when the launches before it have ended."""
+    """Decided, with slots; it starts when the launches before it have ended."""
     RUNNING = auto()
-    GROWING = auto()
-    """It runs, and has been given slots that it has not taken in yet."""
+    EXPANDING = auto()
+    """It runs, and has been given slots that it does not use yet."""
     ENDED = auto()
 
 
-class StrandStep(IntEnum):
-    """What happens to a strand."""
+class TaskStep(IntEnum):
+    """Transition of a task."""
 
     LAUNCH = auto()
     WAIT = auto()
     CANCEL = auto()
-    """Nobody waits for its batch any more, or that cannot go on: it never runs."""
-    GROW = auto()
-    GREW = auto()
+    """Its batch has no live query, or cannot continue: the task never runs."""
+    EXPAND = auto()
+    EXPANDED = auto()
     END = auto()
 
 
 class ServiceState(IntEnum):
-    """Whether an engine takes queries."""
+    """Whether an engine admits queries."""
 
     OPEN = auto()
     DRAINING = auto()
-    """Only stages of queries that are inside come in."""
+    """It admits stages of live application queries only."""
 
 
 class ServiceStep(IntEnum):
-    """What happens to the service of an engine."""
+    """Transition of an engine's service."""
 
     DRAIN = auto()
 
 
 class LookState(IntEnum):
-    """Whether a LookAheadDue has to come."""
+    """Whether a LookAheadDue is expected."""
 
     IDLE = auto()
     SENT = auto()
@@ -101,28 +101,28 @@ class LookState(IntEnum):
 
 
 class LookStep(IntEnum):
-    """What happens to a LookAhead."""
+    """Transition of a LookAhead."""
 
     SEND = auto()
     COME = auto()
 
 
 class NextState(IntEnum):
-    """What stands behind the group that runs."""
+    """Whether a next group waits for the running one."""
 
     OPEN = auto()
-    """Nothing that has started: the policy may choose anew."""
+    """None: the policy may choose one."""
     BOOKED = auto()
-    """A group that waits for the launches under way: the policy is not asked."""
+    """A group waits for the running launches: the policy is not called."""
 
 
 class NextStep(IntEnum):
-    """What an engine finds behind the group that runs."""
+    """Observation of the engine about the next group."""
 
     WAITS = auto()
-    """Launches that wait."""
+    """Launches wait."""
     IS_CLEAR = auto()
-    """None: they run by now, or all of their queries have left."""
+    """No launch waits: all run, or their queries have ended."""
 
 
 QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {
@@ -163,12 +163,12 @@ BATCH_TRANSITIONS: dict[BatchState, dict[BatchStep, BatchState]] = {
 }
 
 
-STRAND_TRANSITIONS: dict[StrandState, dict[StrandStep, StrandState]] = {
-    StrandState.NEW: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.WAIT: StrandState.WAITING},
-    StrandState.WAITING: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.CANCEL: StrandState.ENDED},
-    StrandState.RUNNING: {StrandStep.GROW: StrandState.GROWING, StrandStep.END: StrandState.ENDED},
-    StrandState.GROWING: {StrandStep.GREW: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
-    StrandState.ENDED: {},
+TASK_TRANSITIONS: dict[TaskState, dict[TaskStep, TaskState]] = {
+    TaskState.NEW: {TaskStep.LAUNCH: TaskState.RUNNING, TaskStep.WAIT: TaskState.WAITING},
+    TaskState.WAITING: {TaskStep.LAUNCH: TaskState.RUNNING, TaskStep.CANCEL: TaskState.ENDED},
+    TaskState.RUNNING: {TaskStep.EXPAND: TaskState.EXPANDING, TaskStep.END: TaskState.ENDED},
+    TaskState.EXPANDING: {TaskStep.EXPANDED: TaskState.RUNNING, TaskStep.END: TaskState.ENDED},
+    TaskState.ENDED: {},
 }
 
 SERVICE_TRANSITIONS: dict[ServiceState, dict[ServiceStep, ServiceState]] = {
@@ -203,9 +203,9 @@ def next_batch_state(state: BatchState, step: BatchStep, batch: int) -> BatchSta
         raise ProtocolViolationError(f"batch {batch}: {step.name} cannot happen while {state.name}") from None
 
 
-def next_strand_state(state: StrandState, step: StrandStep, launch: int) -> StrandState:
+def next_task_state(state: TaskState, step: TaskStep, launch: int) -> TaskState:
     """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
     try:
-        return STRAND_TRANSITIONS[state][step]
+        return TASK_TRANSITIONS[state][step]
     except KeyError:
         raise ProtocolViolationError(f"launch {launch}: {step.name} cannot happen while {state.name}") from None

@@ -1,11 +1,10 @@
-"""Probes: queries that run although their model is believed to take longer than its SLO, to find out whether it does.
+"""Probes: queries that run although their model is predicted to exceed its SLO, to check the prediction.
 
-Such a model has all its queries refused. Nothing of it runs, so nothing is observed, and a wrong profile would be
-believed for ever. Now and then the engine admits one of these queries as a probe, alone and behind all that is urgent.
+All queries of such a model are refused, so nothing is observed and a wrong profile would never be corrected. From time
+to time the engine admits one of these queries as a probe, alone and after all urgent work.
 
-Bounds, of a lane, for each tenant: probes take at most 1/FASTER of the time while they run for less than the SLO, which
-shows that the belief is wrong. Else they take at most 1/SLOWER, half of that after each further probe in vain, down to
-one in MOST_NS.
+Probes of a tenant take at most 1/FASTER of a lane's time while they end within the SLO, that is while the profile is
+wrong. Else they take at most 1/SLOWER, halved after each further probe, down to one probe in MOST_NS.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from cotenant.types import Query
 
 FASTER, SLOWER = 10, 200
 LEAST_NS, MOST_NS = 10_000_000, 600_000_000_000
-"""Shortest and longest time from one probe to the next: between are as many times of its run as FASTER or SLOWER."""
+"""Bounds of the time between two probes, which is FASTER or SLOWER times a probe's run."""
 FAILED_NS = 1_000_000_000
-"""Shortest time after a probe that has failed."""
+"""Shortest time between a failed probe and the next one."""
 _ROOM = 8
-"""Deadline of a probe, in predicted latencies: so late that it stands behind all that is urgent."""
+"""Deadline of a probe in predicted latencies: late, so that urgent queries go first."""
 _MOST_MISSES = 20
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """The probe of a tenant that is inside, or the last one; `next_ns` is when another may come."""
+    """The current or last probe of a tenant; `next_ns` is the earliest time of the next one."""
 
     query: int
     slo_ns: int = 0
@@ -39,7 +38,7 @@ class _Tenant:
 
 
 class Probes:
-    """When which tenant may have a probe. `inside` has those that have not run so far, by the number of the query."""
+    """Schedule of probes by tenant. `inside` has the probes that have not run yet, by the number of the query."""
 
     __slots__ = ("_known", "inside")
 
@@ -48,10 +47,9 @@ class Probes:
         self.inside: dict[int, _Tenant] = {}
 
     def admit(self, query: Query, needed_ns: int, slo_ns: int, merge_key: int, now_ns: int) -> Query | None:
-        """The query as a probe, where its tenant may have one now: merged with no other query, with a late deadline.
+        """The query as a probe, unmerged and with a late deadline; None if its tenant may not have one now.
 
-        It is predicted to take `needed_ns`, more than the tenant's SLO. Its own deadline becomes its time-out, wherever
-        it is then.
+        The query is predicted to take `needed_ns`, more than the tenant's SLO. Its own deadline becomes its time-out.
         """
         known = self._known.get(query.tenant)
         if known is None:
@@ -67,7 +65,7 @@ class Probes:
         return structs.replace(query, deadline_ns=deadline_ns, expiry_ns=expiry_ns, merge_key=merge_key)
 
     def ended(self, launch: Launch, ran_ns: int, now_ns: int, *, has_failed: bool) -> None:
-        """A launch has ended that ran so long: it matters where it is the first one of a probe."""
+        """Update the schedule if the ended launch, which ran `ran_ns`, is the first one of a probe."""
         known = self.inside.pop(launch.queries[0], None)
         if known is None:
             return
@@ -78,7 +76,7 @@ class Probes:
         known.next_ns = now_ns + min(MOST_NS, max(LEAST_NS, FAILED_NS if has_failed else 0, wait_ns))
 
     def forget(self, tenant: str) -> None:
-        """A tenant is gone, or another has its name."""
+        """Remove the state of a tenant that was removed or replaced."""
         known = self._known.pop(tenant, None)
         if known is not None:
             self.inside.pop(known.query, None)

@@ -15,10 +15,9 @@ from cotenant.types import Query, Tenant
 
 
 class TenantQueue:
-    """A sorted queue: insertion and removal by binary search. Most arrivals go to the end, most leave in front.
+    """The waiting queries of a tenant, sorted by (rank of the request, policy's key); updated by binary search.
 
-    The rank of a request comes before the policy's key, which alone competes with other tenants. `limit` is that of the
-    tenant's rate, if it has one.
+    Across tenants the policy's key alone counts. `limit` is the tenant's rate limit, if it has one.
     """
 
     __slots__ = ("are_alike", "edition", "has_ranks", "keys", "limit", "queries", "tenant")
@@ -32,7 +31,7 @@ class TenantQueue:
         self.keys: list[tuple[int, ...]] = []
 
     def serve(self, tenant: Tenant) -> None:
-        """Be the queue of this tenant from now on."""
+        """Use the queue for this tenant from now on."""
         self.tenant = tenant
         self.limit = None if tenant.max_rate is UNSET else RateLimit(tenant.max_rate)
 
@@ -64,21 +63,21 @@ class TenantQueue:
         queries.insert(at, query)
 
     def sort(self, keys: Sequence[tuple[int, ...]]) -> None:
-        """Give the queries, in their present order, other unique keys, and put them in the order of these."""
+        """Replace the keys of the queries, given in their present order, and sort the queries again."""
         ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: (entry[1].rank, entry[0]))
         self.keys = [key for key, _ in ordered]
         self.queries = [query for _, query in ordered]
         self.edition = object()
 
     def remove(self, key: tuple[int, ...], query: Query) -> None:
-        """Take out a query, which must be here under this key."""
+        """Remove a query, which has this key."""
         at = self._place(key, query)
         del self.keys[at]
         del self.queries[at]
         self.edition = object()
 
     def _place(self, key: tuple[int, ...], query: Query) -> int:
-        """Where a query belongs in the order."""
+        """Position of a query in the order."""
         keys, queries = self.keys, self.queries
         if not self.has_ranks:
             return bisect_left(keys, key)
@@ -86,10 +85,10 @@ class TenantQueue:
 
 
 class TenantQueues:
-    """The queues of all tenants: `known` by name, and of these `served`, whose tenants are not suspended.
+    """The queues of all tenants: `known` by name; `served` without the queues of suspended tenants.
 
-    `waiting` counts the queries of the served ones, `suspended` has the reasons of the others. `weights_differ` says
-    whether the tenants have different weights.
+    `waiting` counts the queries of `served`; `suspended` has the reasons by tenant. `weights_differ`: the tenants have
+    different weights.
     """
 
     __slots__ = ("known", "served", "suspended", "waiting", "weights_differ")
@@ -107,14 +106,14 @@ class TenantQueues:
         self._compare_weights()
 
     def drop(self, tenant: str) -> None:
-        """Forget a known tenant, whose queue is empty by now."""
+        """Remove a known tenant; its queue is empty."""
         del self.known[tenant]
         self.served.pop(tenant, None)
         self.suspended.pop(tenant, None)
         self._compare_weights()
 
     def suspend(self, tenant: str, reason: str) -> bool:
-        """Hide a queue from the policy; False when there is none, or it is hidden already."""
+        """Hide a queue from the policy; False for an unknown or suspended tenant."""
         queue = self.served.pop(tenant, None)
         if queue is None:
             return False
@@ -123,7 +122,7 @@ class TenantQueues:
         return True
 
     def change(self, tenant: Tenant) -> None:
-        """Let the queue of a known tenant be that of another one of this name."""
+        """Replace a known tenant by another one of this name; the queue stays."""
         self.known[tenant.name].serve(tenant)
         self._compare_weights()
 
@@ -134,21 +133,21 @@ class TenantQueues:
             self.waiting += len(queue.queries)
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
-        """Let a query wait under a unique key."""
+        """Add a query with a unique key."""
         self.known[query.tenant].push(key, query)
         if query.tenant in self.served:
             self.waiting += 1
 
     def remove(self, key: tuple[int, ...], query: Query) -> None:
-        """Take a waiting query out, which has this key."""
+        """Remove a waiting query, which has this key."""
         self.known[query.tenant].remove(key, query)
         if query.tenant in self.served:
             self.waiting -= 1
 
     def take(self, keys: list[tuple[int, ...]], queries: Sequence[Query], tenant: str) -> None:
-        """Take waiting queries out, which have these keys, of a served tenant."""
+        """Remove waiting queries, which have these keys, of a served tenant."""
         queue, count = self.known[tenant], len(keys)
-        if queue.keys[:count] == keys:  # as a rule they are the most urgent ones
+        if queue.keys[:count] == keys:  # usually they are the most urgent ones
             del queue.keys[:count]
             del queue.queries[:count]
             queue.edition = object()
@@ -160,7 +159,8 @@ class TenantQueues:
     def reorder(
         self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor, tenant: str = ""
     ) -> list[tuple[Query, tuple[int, ...]]]:
-        """Give every waiting query, of suspended tenants too, or of one tenant, its key anew; these with their keys."""
+        """Compute the keys of all waiting queries, or of one tenant's, and sort again; returns queries with keys.
+        Queries of suspended tenants are included."""
         made: list[tuple[Query, tuple[int, ...]]] = []
         for queue in (self.known[tenant],) if tenant else self.known.values():
             queue.sort([key_of(query, queue.tenant, predictor) for query in queue.queries])
@@ -172,7 +172,7 @@ class TenantQueues:
 
 
 class Live:
-    """A query that has not ended: where it stands and how to find it. `timed_ns`: see Expiries."""
+    """A query that has not ended, with its state, key and batch. `timed_ns`: see Expiries."""
 
     __slots__ = ("batch", "key", "query", "state", "timed_ns")
 
@@ -185,7 +185,7 @@ class Live:
 
 
 def are_mergeable(tenant: Tenant, queries: Sequence[Query]) -> bool:
-    """Whether queries of a tenant may be one batch."""
+    """Whether queries of a tenant may form one batch."""
     head, rows = queries[0], 0
     for query in queries:
         rows += query.items

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 _BURST_NS = 1_000_000_000
-"""Queries of so much time may come at once."""
+"""Burst: queries of this time may arrive at once."""
 
 
 class RateLimit:
     """The generic cell rate algorithm (ITU-T I.371), with a burst of one second.
 
-    With `interval = 1 / rate` and `slack = max(0, 1 s - interval)`: a query that comes at `t` is taken where
-    `t >= due - slack`, and then `due = max(t, due) + interval`.
+    `interval = 1 / rate`, `slack = max(0, 1 s - interval)`. A query that arrives at `t` is admitted if
+    `t >= due - slack`. Then `due = max(t, due) + interval`.
     """
 
     __slots__ = ("_due_ns", "_interval_ns", "_slack_ns")
@@ -22,9 +22,9 @@ class RateLimit:
 
     @property
     def opens_ns(self) -> int:
-        """The time from which another query is within the limit."""
+        """Earliest time at which the limit admits another query."""
         return self._due_ns - self._slack_ns
 
     def take(self, now_ns: int) -> None:
-        """Count a query that is taken now."""
+        """Count a query that is admitted now."""
         self._due_ns = max(now_ns, self._due_ns) + self._interval_ns

@@ -1,6 +1,7 @@
-"""What a policy sees. Views are read-only by contract (and by type): a policy that writes into one is wrong.
+"""The interface of policies: snapshots of the state, decisions, and the description of a policy.
 
-The sequences are the live ones of the core, not copies, so a snapshot is valid only during the call of `decide`.
+Views are read-only by contract and by type. Their sequences are those of the core, not copies: a snapshot is valid only
+during the call of `decide`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.actions import Launch
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Group, Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.types import LossCause, Query, Tenant
@@ -22,38 +23,38 @@ from cotenant.work import Machine, Share, Work
 
 
 class QueueView(Protocol):
-    """The waiting queries of one tenant, most urgent first: by the rank of their requests, then by the policy's key.
+    """The waiting queries of one tenant, sorted by (rank of the request, policy's key).
 
-    Across tenants the keys alone count, so that no request goes before queries of another tenant by its rank.
+    Across tenants the keys alone count: the rank of a request never overtakes queries of another tenant.
     """
 
     @property
     def tenant(self) -> Tenant:
-        """Whose queue it is."""
+        """The tenant of the queue."""
 
     @property
     def queries(self) -> Sequence[Query]:
-        """Waiting queries in their order."""
+        """Waiting queries, most urgent first."""
 
     @property
     def keys(self) -> Sequence[tuple[int, ...]]:
-        """The keys that `Policy.queue_key` gave, by position."""
+        """The results of `Policy.queue_key`, by position."""
 
     @property
     def has_ranks(self) -> bool:
-        """Whether requests may have different ranks. Where not, the keys ascend."""
+        """Whether requests may have different ranks. If not, the keys ascend."""
 
     @property
     def are_alike(self) -> bool:
-        """Whether all of them have the same rows, shape, merge key and rank; may say no where others have just left."""
+        """Whether all queries have the same rows, shape, merge key and rank. May be False after others have left."""
 
     @property
     def edition(self) -> object:
-        """Another object whenever a query has come or gone: what was made of the queries before holds no more."""
+        """Identity of the queue's content: a new object after each change. Key for caches of derived data."""
 
 
 class BatchView(Protocol):
-    """A batch that has begun: queries that go through the model together."""
+    """A begun batch: queries that go through the model together."""
 
     @property
     def id(self) -> int:
@@ -61,11 +62,11 @@ class BatchView(Protocol):
 
     @property
     def tenant(self) -> Tenant:
-        """Whose queries they are."""
+        """The tenant of its queries."""
 
     @property
     def queries(self) -> Sequence[Query]:
-        """The queries in it that have not ended."""
+        """Its queries that have not ended."""
 
     @property
     def items(self) -> int:
@@ -73,7 +74,7 @@ class BatchView(Protocol):
 
     @property
     def shape(self) -> int:
-        """Number of the declared shape that predicts it."""
+        """Number of the declared shape for predictions."""
 
     @property
     def next_unit(self) -> int:
@@ -81,88 +82,89 @@ class BatchView(Protocol):
 
     @property
     def share(self) -> Share | None:
-        """Where its launch ran that ended last: what of it is free may still hold its data. None before that."""
+        """Share of its last ended launch, the caches of which may still hold its data. None before that."""
 
 
-class AccountView(Protocol):
-    """What a tenant has had so far, and its quota."""
+class FairQueueView(Protocol):
+    """Quota, virtual deadlines, attainment and demand of a tenant; see `core.fair_queues`."""
 
     @property
     def attainment(self) -> float:
-        """Share of its queries of late that were answered in time; 1 for one that has had none."""
+        """Share of its recent queries that were answered in time; 1 without queries."""
 
     @property
-    def kept(self) -> float:
-        """Answers in time of late, over its queries in quota: what a flood beyond the quota does not lower."""
+    def quota_attainment(self) -> float:
+        """Recent answers in time over queries in quota; overload out of quota does not lower it."""
 
     @property
     def quota(self) -> float:
-        """Lanes that it is guaranteed."""
+        """Guaranteed lanes."""
 
     @property
-    def asked(self) -> float:
-        """Lanes that what it asked for of late would keep busy."""
+    def demand(self) -> float:
+        """Recent offered load in lanes."""
 
     @property
-    def due_ns(self) -> Mapping[int, int]:
-        """When those of its live queries are due that are in quota, by number."""
+    def deadlines_ns(self) -> Mapping[int, int]:
+        """Virtual deadlines in ns of its live queries in quota, by number."""
 
     @property
-    def even_due_ns(self) -> Mapping[int, int]:
-        """The same were device time dealt in proportion to what each tenant asks for."""
+    def even_deadlines_ns(self) -> Mapping[int, int]:
+        """As `deadlines_ns`, for quotas in proportion to the demand of tenants."""
 
 
 class DropRule(StrEnum):
-    """When a waiting query is given up. A client's own time-out holds under every rule."""
+    """When a waiting query is dropped. A client's own time-out applies under every rule."""
 
     NONE = "none"
-    """Never: late answers are given late."""
+    """Never: late queries are answered late."""
     EXPIRED = "expired"
     """At its deadline."""
     HOPELESS = "hopeless"
-    """At its deadline, and before it as soon as a decision finds that it cannot be met any more."""
+    """At its deadline, or as soon as a decision finds that it cannot be met."""
 
 
 class Running(Struct, frozen=True, gc=False):
-    """A launch under way."""
+    """A running launch."""
 
     launch: Launch
     batch: BatchView
     started_ns: int
-    state: StrandState = StrandState.RUNNING
+    state: TaskState = TaskState.RUNNING
 
 
 class Snapshot(Struct, frozen=True, gc=False):
-    """Everything a decision may depend on."""
+    """The state that a decision may depend on."""
 
     now_ns: int
     queues: Mapping[str, QueueView]
     paused: Sequence[BatchView]
     """Batches at a segment boundary, in the order in which they stopped."""
     running: Mapping[int, Running]
-    """Launches under way by their number."""
+    """Running launches by number."""
     free_mask: int
-    """Cores that no launch holds, as bits."""
+    """Free slots, as bits."""
     predictor: Predictor
     weights_differ: bool = False
     """Whether the tenants, waiting or not, have different weights."""
     waiting: Mapping[int, Launch] = {}
-    """Launches that are decided and wait for others, by their number."""
+    """Launches that are decided and wait for others, by number."""
     next_launch: int = 0
-    """The number that the first start of a decision gets; those after it count up."""
-    accounts: Mapping[str, AccountView] = {}
-    """What every tenant has had, by name."""
+    """The number of a decision's first start; further starts count up."""
+    fair_queues: Mapping[str, FairQueueView] = {}
+    """The fair queues of all tenants, by name."""
 
 
 class Start(Struct, frozen=True, gc=False):
     """Launch work in a share: of a new batch made of `queries`, or of the paused batch `batch`.
 
-    Several starts of one decision may be of one batch, which they name alike: each runs a part of its rows, of its
-    units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
-    the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
-    `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
-    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `basis`
-    is a record (a Struct) that the launch carries for the policy's technique; see Launch.
+    Several starts of one decision may name the same batch. Each then runs a part of its rows, its units or both.
+    Together they run each unit up to one cut exactly once for each row. The batch pauses there when the last of them
+    has ended. The policy is responsible for the dependencies of tensors between them.
+
+    `after` are numbers of launches that have to end first: running, waiting, or earlier starts of this decision. The
+    start may use slots that they hold. With `is_expandable` the launch can get more slots at the cuts that it passes.
+    `basis` is a record (a Struct) that the launch carries for the policy's technique; see Launch.
     """
 
     work: Work
@@ -171,14 +173,14 @@ class Start(Struct, frozen=True, gc=False):
     predicted_ns: int
     batch: int | None = None
     after: tuple[int, ...] = ()
-    grows: bool = False
+    is_expandable: bool = False
     basis: object = None
 
 
-class Growth(Struct, frozen=True, gc=False):
-    """Let a launch under way take in free slots of its device: it had a part of `share`.
+class Expansion(Struct, frozen=True, gc=False):
+    """Let a running launch use more slots of its device: `share` has its present slots and free ones.
 
-    `predicted_ns` is what it is believed to take now, from its start to its end.
+    `predicted_ns` is the new prediction of its latency, from its start to its end.
     """
 
     launch: int
@@ -197,128 +199,130 @@ class Drop:
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
+    """The result of a policy's decision. Drops are carried out first, expansions last.
 
-    The starts of one decision begin together. A policy is asked again at `again_ns`, a later time, if something waits
-    then and a lane is free; one of groups, if no group waits behind the one that runs.
+    `memory` is passed to the next decision. The starts of one decision begin together. At `again_ns`, a later time, the
+    engine calls the policy again if queries wait and a lane is free. A policy of groups is called if no group waits.
     """
 
     starts: tuple[Start, ...] = ()
     drops: tuple[Drop, ...] = ()
     memory: object = None
-    grows: tuple[Growth, ...] = ()
+    expansions: tuple[Expansion, ...] = ()
     again_ns: int = 0
 
 
 class Moment(Enum):
-    """What an event is to a policy."""
+    """Kind of an event, for a policy."""
 
     ARRIVAL = auto()
-    """A query has come: of those that came together, the last one."""
+    """A query arrived; of queries that arrived together, the last one."""
     LOOK_AHEAD = auto()
-    """The launches before a LookAhead are on their way."""
+    """The launches before a LookAhead have been submitted."""
     OTHER = auto()
 
 
 class Ask(Enum):
-    """What the engine asks a policy for, and when."""
+    """What the engine requests from a policy, and under which condition."""
 
     START = auto()
-    """Launches for free lanes: if something waits, is paused or could grow, and one of the lanes is free."""
+    """Launches: if a lane is free, and a query waits, a batch is paused or a launch can expand."""
     SELECT = auto()
-    """Launches, and drops of what cannot be in time: if something waits, even while no lane is free."""
+    """Launches and drops: if a query waits, even while no lane is free."""
     GROUP = auto()
-    """A group: if none runs and something waits. While one runs: not before `Decision.again_ns`."""
+    """A group: if none runs and a query waits. While a group runs: not before `Decision.again_ns`."""
     GROUP_ANEW = auto()
-    """A group: if none runs and something waits. While one runs, the engine sends a LookAhead first."""
+    """A group: if none runs and a query waits. While a group runs, the engine sends a LookAhead first."""
     NEXT_GROUP = auto()
-    """A group, also while one runs."""
+    """A group, also while another one runs."""
 
 
 WHEN_FREE: Mapping[Moment, Ask] = MappingProxyType(dict.fromkeys(Moment, Ask.START))
 """For policies that fill free lanes."""
 AT_ARRIVALS: Mapping[Moment, Ask] = MappingProxyType({**WHEN_FREE, Moment.ARRIVAL: Ask.SELECT})
-"""For policies that tell a client at once that its query cannot be in time."""
+"""For policies that shed load at arrivals, so that clients can retry at once."""
 IN_GROUPS: Mapping[Moment, Ask] = MappingProxyType(
     {Moment.ARRIVAL: Ask.GROUP_ANEW, Moment.LOOK_AHEAD: Ask.NEXT_GROUP, Moment.OTHER: Ask.GROUP}
 )
-"""For policies that launch groups: a group starts only when the last launch of the one before has ended.
+"""For policies that launch groups: a group starts when the last launch of the group before it has ended.
 
-A member of a group may get several lanes, the only one gets all of them. While a group runs (`Snapshot.running` is not
-empty then) such a policy may drop queries, and put its choice for the time after the group into its memory. Or it
-starts that choice at once behind the group, with every launch under way in `after` of each start. Then it is asked no
-more until these launches run.
+A member of a group may get several lanes; a single member gets all lanes. While a group runs (`Snapshot.running` is not
+empty), the policy may drop queries and keep its next group in its memory. Or it starts the next group at once, with all
+running launches in `after` of each start. The engine then calls the policy again when those launches run.
 """
 
 
 class GroupSource(Protocol):
-    """Knows the groups that a policy is likely to ask a GroupPredictor for."""
+    """Lists the groups that a policy is likely to request from a GroupPredictor."""
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
-        """The groups that decisions are likely to ask for, so that they can be predicted before."""
+        """Groups that decisions are likely to need, so that they can be predicted in advance."""
 
 
 class CutSource(Protocol):
-    """Needs models to be left at units of its own choice."""
+    """Chooses the units at which models can be left."""
 
     def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """The units at which a tenant's model may be left, from those that it has anyway."""
+        """The units at which a tenant's model can be left, given its default cuts."""
 
 
 class PolicySpec(Struct, frozen=True, kw_only=True):
-    """What a policy is, as data: it never changes while the policy serves.
+    """Description of a policy as data; constant while the policy serves.
 
-    `name`: as it stands in configuration, traces and tables. `lanes`: the shares that it launches in; never empty.
-    `shares`: all shares that launches may get: the lanes, and unions of them where it makes some. A policy that
-    launches in any union of many lanes names the lanes and the union of all, and may use those between.
-    `drop`: when waiting queries are given up. `asked`: what the engine asks for at which moment; one of the tables
-    WHEN_FREE, AT_ARRIVALS and IN_GROUPS. `preempt`: whether launches may end at cuts inside models; else models run
-    whole, without the cost of cuts. `cautious`: whether it looks at the margin of latencies, which is then learnt.
-    `groups`: set where it asks the predictor for groups, which is a GroupPredictor then. `cuts`: set where it needs
-    cuts of its own.
+    - `name`: in configuration, traces and tables.
+    - `lanes`: the shares of its launches; never empty.
+    - `shares`: all shares that launches may get: the lanes and unions of them. A policy that launches in any union
+      names the lanes and the union of all.
+    - `drop`: when waiting queries are dropped.
+    - `requests`: what the engine requests at which moment: WHEN_FREE, AT_ARRIVALS or IN_GROUPS.
+    - `preempt`: whether launches may end at cuts inside models; else models run whole, without the cost of cuts.
+    - `tail_aware`: whether it uses the learned margin of latencies.
+    - `groups`: set if it requests groups from the predictor, which is a GroupPredictor then.
+    - `cuts`: set if it needs cuts of its own.
     """
 
     name: str
     lanes: tuple[Share, ...]
     shares: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
-    asked: Mapping[Moment, Ask] = WHEN_FREE
+    requests: Mapping[Moment, Ask] = WHEN_FREE
     preempt: bool = False
-    cautious: bool = False
+    tail_aware: bool = False
     groups: GroupSource | None = None
     cuts: CutSource | None = None
 
     @property
     def grouped(self) -> bool:
-        """Whether it launches groups one after the other."""
-        return self.asked[Moment.OTHER] is Ask.GROUP
+        """Whether the policy launches groups, one after the other."""
+        return self.requests[Moment.OTHER] is Ask.GROUP
 
     @property
     def goes_by_margin(self) -> bool:
-        """Whether a margin is learnt for it, and it looks at that."""
-        return self.cautious and not self.grouped
+        """Whether the policy uses the safety margin, which is learned for it."""
+        return self.tail_aware and not self.grouped
 
     def check(self, machine: Machine) -> None:
-        """Raises InvalidValueError for the spec of a policy that cannot decide on this machine."""
+        """Raises InvalidValueError if a share is not one of the machine, or `requests` is none of the tables."""
         for share in (*self.lanes, *self.shares):
             if share not in machine:
                 raise InvalidValueError(f"policy {self.name!r}", "lane", share, "a share of the machine")
-        if self.asked not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
+        if self.requests not in (WHEN_FREE, AT_ARRIVALS, IN_GROUPS):
             expected = "WHEN_FREE, AT_ARRIVALS or IN_GROUPS"
-            raise InvalidValueError(f"policy {self.name!r}", "asked", dict(self.asked), expected)
+            raise InvalidValueError(f"policy {self.name!r}", "requests", dict(self.requests), expected)
 
 
 class Policy(Protocol):
-    """Decides what runs next. Pure: equal arguments give equal decisions."""
+    """A scheduling policy. Pure: equal arguments give equal decisions."""
 
     @property
     def spec(self) -> PolicySpec:
-        """What it is, as data."""
+        """The description of the policy."""
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """Order of a query among those of all tenants, smallest first; unique, as it ends with the query's id.
+        """Sort key of a query among the queries of all tenants, smallest first; ends with the query's id.
 
-        Must not depend on the query's rank: the core orders the queries of one tenant by it."""
+        Must not depend on the query's rank: the core sorts the queries of one tenant by it.
+        """
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Decide. Called after an event as the table `PolicySpec.asked` says."""
+        """Decide after an event, as the table `PolicySpec.requests` says. `memory` is that of the last decision."""

@@ -12,7 +12,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
 from cotenant.execute.core_target import CoreTarget
-from cotenant.execute.protocol import OnEnd, OnGrew, Readers, TargetDevice, Timing, WorkerStarter, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnExpanded, Readers, TargetDevice, Timing, WorkerStarter, WorkerStatus
 from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 
@@ -89,7 +89,7 @@ class BaseExecutor:
     def enqueue(self, launch: Launch) -> None:
         """See Executor: a launch is begun when it starts."""
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
         """See Executor: a launch goes on as it was."""
         return False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
-from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
+from cotenant.execute.protocol import OnEnd, OnExpanded, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.team import Team
 from cotenant.work import PieceTime, Share
@@ -17,34 +17,36 @@ from cotenant.work import PieceTime, Share
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
-_MOST_GROWN = 64
-"""Launches that may be told to grow and have not come to their stops."""
+_MOST_EXPANDING = 64
+"""Launches that were told to expand and have not come to their stops."""
 
 
 class LaunchRunner:
     """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe.
 
-    A launch that can grow stops at each of its stops, unless cores can join the model while it runs.
+    A launch that can expand stops at each of its stops, unless cores can join the model while it runs.
     """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
-        self._grown: dict[int, tuple[Share, OnGrew]] = {}
+        self._expanding: dict[int, tuple[Share, OnExpanded]] = {}
         """What launches under way are to take in at their next stop."""
         self._teams: dict[int, Team] = {}
         """Launches under way that take cores in at once."""
         self._lock = threading.Lock()
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
         """See Executor."""
         with self._lock:
             team = self._teams.get(launch)
             if team is None:
-                if len(self._grown) >= _MOST_GROWN:  # from a worker's server it may come when the launch has just ended
-                    del self._grown[next(iter(self._grown))]
-                self._grown[launch] = share, on_grew
+                if (
+                    len(self._expanding) >= _MOST_EXPANDING
+                ):  # from a worker's server it may come when the launch has just ended
+                    del self._expanding[next(iter(self._expanding))]
+                self._expanding[launch] = share, on_expanded
                 return False
-        team.grow(share.cores)
+        team.expand(share.cores)
         return True
 
     def run(
@@ -92,9 +94,9 @@ class LaunchRunner:
             for end in (launch.work.end,) if team else (*launch.stops, launch.work.end):
                 threads = team or (share.cores if share.size > 1 else 1)
                 tensors = model.run(start, end, tensors, threads, **version)
-                if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
-                    share, on_grew = more
-                    on_grew(launch.id)
+                if end != launch.work.end and (more := self._expanding.pop(launch.id, None)) is not None:
+                    share, on_expanded = more
+                    on_expanded(launch.id)
                 start = end
             ran = time.perf_counter_ns()
             if share.size == 1 and not team:  # else threads of the engine work, too, and wait for each other
@@ -119,7 +121,7 @@ class LaunchRunner:
         on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, pieces, stolen_ns))
         if launch.stops:  # only now nobody asks for more
             with self._lock:
-                self._grown.pop(launch.id, None)
+                self._expanding.pop(launch.id, None)
                 self._teams.pop(launch.id, None)
 
     def _team(self, launch: Launch | Run, share: Share) -> Team:
@@ -127,8 +129,8 @@ class LaunchRunner:
         team = Team(share.cores)
         with self._lock:
             self._teams[launch.id] = team
-            early = self._grown.pop(launch.id, None)
+            early = self._expanding.pop(launch.id, None)
         if early is not None:
-            team.grow(early[0].cores)
+            team.expand(early[0].cores)
             early[1](launch.id)
         return team

@@ -97,7 +97,7 @@ OnEnd = Callable[[int, str | None, Timing], None]
 """Called once per launch with its number, the reason of a failure or None, and where the time went; from any thread."""
 
 
-OnGrew = Callable[[int], None]
+OnExpanded = Callable[[int], None]
 """Called with the number of a launch that goes on in a larger share; from any thread."""
 
 
@@ -122,11 +122,11 @@ class Executor(Protocol):
         May be ignored; never blocks.
         """
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
         """Let a launch under way go on in this share; never blocks. Says whether it does so already.
 
-        Else it does from its next stop on, and calls `on_grew` there. One that has no stop left, has just ended, or
-        runs where shares cannot grow, goes on as it was.
+        Else it does from its next stop on, and calls `on_expanded` there. One that has no stop left, has just ended, or
+        runs where shares cannot expand, goes on as it was.
         """
 
     def release(self, batch: int) -> None:

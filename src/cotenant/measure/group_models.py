@@ -13,7 +13,7 @@ from cotenant.config import PolicySection, ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.registry import resolve_options
-from cotenant.predict.conformal import SURE_QUANTILE
+from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.predict.grouped import FittedGroups
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import profile_path
@@ -77,7 +77,7 @@ def fitted_groups(root: Path) -> FittedGroups | None:
         profile = valid_profile(root, stale=True)
         changed = {name: replace(profile.models[name], digest="") for name in changes(root, profile.contents)}
         known = replace(profile, models={**profile.models, **changed})
-        return group_models().load(root, known, SURE_QUANTILE)
+        return group_models().load(root, known, UPPER_QUANTILE)
     except CotenantError as error:
         _log.warning("%s; until then launches on disjoint cores are believed not to slow each other down", error)
         return None

@@ -1,4 +1,4 @@
-"""What policies have in common: their first options, how bad options are refused, and the order of deadlines."""
+"""Base classes of policies: common options, validation of options, and the default order by deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cotenant.work import Share
 
 
 class CheckedOptions:
-    """Refuses bad options of a policy, and says what the policy is. Subclasses have the field `spec`."""
+    """Validates the options of a policy and builds its spec. Subclasses have the field `spec`."""
 
     __slots__ = ()
 
@@ -24,18 +24,18 @@ class CheckedOptions:
     spec: PolicySpec
 
     def specify(self, **facts: object) -> None:
-        """Change what the engine is told of the policy: fields of PolicySpec by name, for `__post_init__`."""
+        """Set fields of the policy's PolicySpec by name; for `__post_init__`."""
         object.__setattr__(self, "spec", structs.replace(self.spec, **facts))
 
     def check(self, option: str, is_good: bool, expected: str) -> None:
-        """Raises InvalidValueError for an option that is not good."""
+        """Raises InvalidValueError for an invalid option."""
         if not is_good:
             raise InvalidValueError(f"policy {self.name!r}", option, getattr(self, option), expected)
 
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy(CheckedOptions):
-    """A policy without `name` and `decide`, which launches in its lanes. Subclasses say by `specify` what else they do.
+    """A policy that launches in its lanes; subclasses add `name` and `decide`, and extend the spec by `specify`.
 
     Raises InvalidValueError when there is no lane or `drop` is not a DropRule.
     """
@@ -55,9 +55,9 @@ class BasePolicy(CheckedOptions):
         object.__setattr__(self, "spec", spec)
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """Order of a waiting query, smallest first, unique: (priority of its tenant, deadline, arrival)."""
+        """Sort key of a waiting query: (priority of its tenant, deadline, number)."""
         return (self.rank_of(tenant), query.deadline_ns, query.id)
 
     def rank_of(self, tenant: Tenant) -> int:
-        """Order of a tenant's queries before all deadlines, smallest first: the priority that it is configured with."""
+        """Priority of a tenant, which goes before deadlines; smallest first."""
         return tenant.rank

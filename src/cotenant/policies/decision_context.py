@@ -1,4 +1,4 @@
-"""The books of one decision: what waits, what is given away, how long work takes, and who is beyond help."""
+"""State of one decision: candidates, assigned queries, batches, and dropped queries."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from cotenant.work import Work
 
 Key = tuple[int, ...]
 QueuePosition = tuple[QueueView, int]
-"""A waiting query: its queue, and where it stands there."""
-Stretch = Annotated[float, Meta(ge=0, le=1)]
-"""A share of the slack of a query that might arrive."""
+"""A waiting query: its queue and its position there."""
+SlackShare = Annotated[float, Meta(ge=0, le=1)]
+"""Share of the slack of a possible later arrival, from 0 to 1."""
 NEVER_NS = 1 << 62
-WORTH_MERGING = 0.7
-"""Of its latency alone that a query may cost a batch which it joins. Up to there batches raise answers in time; from
-0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0044-batches-that-pay.md)."""
+MOST_MERGE_COST = 0.7
+"""Time that a query may add to a batch, relative to its latency alone (docs/decisions/0044-batches-that-pay.md)."""
 LAUNCH_NS = 300_000
-"""What a launch costs beside the model, which a query that joins saves: 220 to 300 us in the benchmark `fidelity`."""
+"""Overhead of a launch in ns, which a query that joins a batch saves; measured by the benchmark `fidelity`."""
 MOST_AT_ONCE = 300
-"""Queries that one decision gives up, about: each costs the engine 10 us, and all events wait for a decision."""
+"""Queries that one decision drops at most, approximately: bounds the time of a decision."""
 _HOPELESS = DropRule.HOPELESS
-_NOBODY: frozenset[int] = frozenset()
+_NO_QUERIES: frozenset[int] = frozenset()
 
 
 def quickest_ns(latency_ns: Callable[[Work, int], int], work: Work, sizes: Sequence[int]) -> int:
-    """Predicted latency of work in a share of that of these sizes which is quickest for it."""
+    """Shortest predicted latency of work over shares of these sizes."""
     if len(sizes) == 1:
         return latency_ns(work, sizes[0])
     return min([latency_ns(work, size) for size in sizes])
@@ -41,8 +40,8 @@ def quickest_ns(latency_ns: Callable[[Work, int], int], work: Work, sizes: Seque
 def extent(
     latency_ns: Callable[[Work, int], int], tenant: Tenant, work: Work, size: int, needed_ns: int, allowed_ns: int
 ) -> tuple[Work, int]:
-    """How much of the work to run, and its latency: all of it if that is allowed, else up to the last cut that it
-    reaches in the time allowed, and to the first one at least."""
+    """The longest prefix of the work that takes at most `allowed_ns`, and its latency; by binary search over cuts. At
+    least up to the first cut."""
     if needed_ns <= allowed_ns:
         return work, needed_ns
     cuts = tenant.cuts
@@ -64,8 +63,8 @@ def extent(
 class DecisionContext:
     """Local state of one call of `decide`. Never outlives the call.
 
-    Candidates are the heads of queues, and paused batches where `batch_key` gives them keys. What is passed over is no
-    candidate until `reset`, but may join a batch; of that, what is `deferred` is given by `next_deferred` before.
+    Candidates are the heads of queues, and paused batches if `batch_key` is given. Skipped candidates are none until
+    `reset`, but their queries may join a batch. `next_deferred` returns skipped queries that were marked `deferred`.
     """
 
     def __init__(
@@ -78,30 +77,30 @@ class DecisionContext:
         self.starts: list[Start] = []
         self.drops: list[Drop] = []
         self.taken: set[int] = set()
-        """Queries that have been given away, or given up."""
+        """Numbers of queries that were assigned or dropped."""
         self.deferred: list[QueuePosition] = []
         self.paused: list[tuple[Key, int, BatchView]] = []
-        """Candidates with their keys and numbers, the best one last."""
+        """Paused batches that are candidates, as (key, number, batch), the best one last."""
         if batch_key is not None and snapshot.paused:
             predictor = snapshot.predictor
             self.paused = [(batch_key(batch, predictor), batch.id, batch) for batch in snapshot.paused]
             self.paused.sort(reverse=True)
         self._aside: list[tuple[Key, int, BatchView]] = []
-        """Paused batches that are no candidates."""
+        """Paused batches that are skipped."""
         self._hopeless = 0
-        """Queries that were given up since they are hopeless."""
+        """Number of queries dropped as hopeless."""
         self.again_ns = 0
-        """When to decide again: at once where this decision gave up as many as one may, else 0."""
+        """Time of the next decision: at once if this one dropped MOST_AT_ONCE queries, else 0."""
         self._passed: set[int] = set()
-        self._back = self._held = _NOBODY
+        self._back = self._held = _NO_QUERIES
         self._heads: dict[str, int] = {}
-        """Positions of the heads that are not in front; the length of the queue when all of it is gone."""
+        """Positions of heads that are not at the front; the queue's length if no candidate is left."""
 
     # --- candidates -----------------------------------------------------------------------------------------------
 
     def best(self) -> BatchView | QueuePosition | None:
-        """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie. None when there is
-        none, or so many have been found hopeless that the next decision has to go on."""
+        """The candidate with the smallest key; a paused batch wins a tie. None without candidates, or after
+        MOST_AT_ONCE hopeless queries: then the next decision continues."""
         if self.again_ns:
             return None
         heads = self._heads
@@ -121,18 +120,18 @@ class DecisionContext:
         if not self._held:
             return None
         self._skip_only(self._passed - self._held)
-        self._held = _NOBODY
+        self._held = _NO_QUERIES
         return self.best()
 
     def assign(self, start: Start) -> None:
-        """Give away what a start launches: waiting queries, or the best paused batch."""
+        """Assign a start's waiting queries, or the best paused batch: they are no candidates any more."""
         queries: Sequence[Query] = start.queries or self.paused.pop()[2].queries
         self.taken.update([query.id for query in queries])
         if start.queries:
             self.head_at(self.snapshot.queues[start.work.tenant])
 
     def skip(self, best: BatchView | QueuePosition, *, deferred: bool = False) -> None:
-        """Pass over what `best` gave; a query may be put off."""
+        """Skip the candidate that `best` returned; a `deferred` query comes back by `next_deferred`."""
         if not isinstance(best, tuple):
             self._passed.update([query.id for query in best.queries])
             self._aside.append(self.paused.pop())
@@ -144,7 +143,7 @@ class DecisionContext:
             self.deferred.append(best)
 
     def next_deferred(self) -> QueuePosition | None:
-        """The first query that was put off and has not been given away since; None when there is none."""
+        """The first deferred query that is not assigned; None when there is none."""
         while self.deferred:
             queue, at = self.deferred.pop(0)
             if queue.queries[at].id not in self.taken:
@@ -152,12 +151,12 @@ class DecisionContext:
         return None
 
     def defer(self, numbers: frozenset[int]) -> None:
-        """The queries of these numbers are candidates only when there are no others."""
+        """Make the queries of these numbers candidates only after all others."""
         self._back = self._held = numbers
         self._skip_only(set(numbers))
 
     def reset(self) -> None:
-        """Make all that was passed over candidates again."""
+        """Make all skipped candidates candidates again."""
         if self._passed:
             self.deferred.clear()
             self._held = self._back
@@ -176,20 +175,20 @@ class DecisionContext:
     # --- queues ---------------------------------------------------------------------------------------------------
 
     def head_at(self, queue: QueueView) -> int:
-        """The position of the head; the length of the queue when all of it is gone."""
+        """The position of the queue's head; the queue's length if no candidate is left."""
         name = queue.tenant.name
         at = self._heads[name] = self._next(queue, self._heads.get(name, 0))
         return at
 
     def waiting(self, queue: QueueView) -> Iterator[tuple[int, Query]]:
-        """The queries, with their positions, that have not been given away when their turn comes."""
+        """Positions and queries that are not assigned at the time of the iteration."""
         queries, taken = queue.queries, self.taken
         for at in range(self.head_at(queue), len(queries)):
             if (query := queries[at]).id not in taken:
                 yield at, query
 
     def behind(self, queue: QueueView, at: int) -> Iterator[Query]:
-        """Those behind the query at a position that may share a launch with it and have not been given away."""
+        """Unassigned queries after a position that may merge with the query there."""
         queries, taken, head = queue.queries, self.taken, queue.queries[at]
         for later in range(at + 1, len(queries)):
             query = queries[later]
@@ -197,27 +196,27 @@ class DecisionContext:
                 yield query
 
     def _next(self, queue: QueueView, at: int) -> int:
-        """The first position from this one on whose query is neither given away nor passed over."""
+        """The first position, from `at` on, of a query that is neither assigned nor skipped."""
         waiting, taken, passed = queue.queries, self.taken, self._passed
         while at < len(waiting) and ((number := waiting[at].id) in taken or number in passed):
             at += 1
         return at
 
-    # --- who is beyond help ---------------------------------------------------------------------------------------
+    # --- drops ----------------------------------------------------------------------------------------------------
 
     def drop(self, queries: Sequence[Query], reason: str) -> None:
-        """Give queries up."""
+        """Drop queries."""
         self.taken.update([query.id for query in queries])
         self.drops += [Drop(query.id, reason) for query in queries]
 
     def shed(self, drops: Mapping[int, Drop]) -> None:
-        """Give up queries, by number, wherever they are."""
+        """Drop queries by number, waiting or in paused batches."""
         self.taken.update(drops)
         self.drops += drops.values()
         self._skip_only(self._passed)
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
-        """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""
+        """Drop the queries of work that no share of these sizes ends in `left_ns`. Whether it dropped them."""
         needed = quickest_ns(self.latency_ns, work, sizes)
         if needed > left_ns:
             self.drop(queries, hopeless(needed, left_ns))
@@ -229,17 +228,20 @@ class DecisionContext:
     # --- what to launch -------------------------------------------------------------------------------------------
 
     def form_batch(
-        self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False, lanes: int = 0
+        self, queue: QueueView, at: int, cores: int, latency: int, *, tail_aware: bool = False, lanes: int = 0
     ) -> tuple[tuple[Query, ...], int]:
-        """Choose the batch that is headed by the query at a position; give it and its predicted latency.
+        """Choose the batch that starts with the query at a position; returns it with its predicted latency.
 
-        A further query joins, in queue order, while the batch stays within `max_batch` rows, takes no more for it than
-        the part WORTH_MERGING of its latency alone (and what a launch costs beside), and is predicted to end by the
-        deadline of each member that could meet it if launched alone, and early enough for the head of every other queue
-        and for every paused batch. Where what is hopeless is dropped, queries that could not be in time even alone stay
-        out. While so many `lanes` beside this one are free, nobody joins who would leave them without work, and those
-        that wait are spread over all. `latency` is the predicted latency of the head alone; a `cautious` batch is sure
-        to end by then.
+        Go through the later queries in queue order. A query joins if:
+
+        1. it has the same shape and merge key, and the batch stays within `max_batch` rows;
+        2. it is in time alone, if hopeless queries are dropped;
+        3. it adds at most MOST_MERGE_COST of its latency alone, plus LAUNCH_NS;
+        4. the batch ends by the deadline of each member that is in time alone, and early enough for other queue heads
+           and paused batches. A `tail_aware` batch is checked at the upper estimate.
+
+        Stop at the first query that fails 3 or 4, or when the other waiting queries are just enough for the `lanes`
+        further free lanes. `latency` is the predicted latency of the first query alone.
         """
         tenant, now, latency_ns = queue.tenant, self.now_ns, self.latency_ns
         skips, taken = self.drops_hopeless, self.taken
@@ -255,30 +257,30 @@ class DecisionContext:
             query = queue.queries[later]
             if query.merge_key != head.merge_key or query.shape != head.shape or query.id in taken:
                 continue
-            grown = items + query.items
-            if grown > tenant.max_batch:
+            rows = items + query.items
+            if rows > tenant.max_batch:
                 break
             alone = first if query.items == head.items else latency_ns(tenant.work(head.shape, query.items), cores)
             in_time = now + alone <= query.deadline_ns
             if skips and not in_time:
                 continue
-            together = latency_ns(tenant.work(head.shape, grown), cores)
+            together = latency_ns(tenant.work(head.shape, rows), cores)
             if in_time:
                 limit = min(limit, query.deadline_ns)
-            takes = self.snapshot.predictor.sure_ns(tenant.name, together, tenant.slo_ns) if cautious else together
-            if together > latency + WORTH_MERGING * alone + LAUNCH_NS or now + takes > limit:
+            takes = self.snapshot.predictor.upper_ns(tenant.name, together, tenant.slo_ns) if tail_aware else together
+            if together > latency + MOST_MERGE_COST * alone + LAUNCH_NS or now + takes > limit:
                 break
             chosen.append(query)
-            items, latency = grown, together
+            items, latency = rows, together
         return tuple(chosen), latency
 
     def _most_together(self, lanes: int) -> int:
-        """Queries of a batch at most, so that those that wait are enough for so many further lanes."""
+        """Most queries of a batch, so that the waiting queries suffice for `lanes` further lanes."""
         waiting = sum([len(queue.queries) for queue in self.snapshot.queues.values()]) - len(self.taken)
         return -(-(waiting + len(self.paused)) // (lanes + 1))
 
     def _latest_end_ns(self, chosen: str, cores: int) -> int:
-        """When the partition is needed by the most urgent of those who wait and can still be in time."""
+        """Latest end of a launch, so that the most urgent other queue head or paused batch can still be in time."""
         now, latency_ns, latest = self.now_ns, self.latency_ns, NEVER_NS
         for name, queue in self.snapshot.queues.items():
             if name != chosen and queue.queries:

@@ -1,4 +1,4 @@
-"""What policies derive options from: the lanes, and what is predicted of every pair of models in them."""
+"""Facts from which policies derive options: the lanes, and predicted latencies of all pairs of models in them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from cotenant.work import Share
 
 @dataclass(frozen=True, slots=True)
 class PairLatency:
-    """Two whole models of one row each, in lanes of the smallest size: latency of each alone, and of both together."""
+    """Latencies in ns of two whole models with one row, in lanes of the smallest size: each alone, and both
+    together."""
 
     alone_ns: tuple[int, int]
     together_ns: int
 
     @property
     def slowdown(self) -> float:
-        """Both together over the slower one alone; 1 means that they do not touch each other."""
+        """Time of both together over the slower one alone; 1 without interference."""
         return self.together_ns / max(self.alone_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutFacts:
-    """The lanes, and every pair of tenants, each once and a tenant beside itself among them; none where groups were
-    never measured."""
+    """The lanes, and the latencies of all unordered pairs of tenants, including a tenant with itself. `pairs` is empty
+    where groups were never measured."""
 
     lanes: tuple[Share, ...]
     pairs: Mapping[tuple[str, str], PairLatency] = field(default_factory=dict)

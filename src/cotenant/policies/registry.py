@@ -1,7 +1,7 @@
-"""From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
+"""Registry of policies: builds a policy from its name and options, for serving, simulating, replaying and profiling.
 
-A policy is a frozen dataclass whose first field is `lanes`. The other fields are its options, with their types, ranges
-and defaults. Fields that plans give are named by the class in `of_plans`. The class method `resolve(options, facts)`
+A policy is a frozen dataclass with `lanes` as its first field. The other fields are its options, with types, ranges and
+defaults. The class attribute `of_plans` names the fields that plans give. The class method `resolve(options, facts)`
 derives options from measurements. A package joins by `register`, or by an entry point of the group `registry.POLICIES`.
 """
 
@@ -25,17 +25,19 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.work import Share
 
 _KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
-"""Those of the base, and others once they are asked for."""
+"""Policies of the base, and others once they were loaded."""
+RENAMED_OPTIONS = MappingProxyType({"cautious": "tail_aware", "stretch": "slack_share"})
+"""Options by the name that they had in version 0.1; read until 0.3."""
 
 
 def register(kind: type[Any]) -> None:
-    """Let a policy be known by its `name`. Raises InvalidValueError where another one has that name."""
+    """Register a policy by its `name`. Raises InvalidValueError if another policy has that name."""
     if _KNOWN.setdefault(kind.name, kind) is not kind:
         raise InvalidValueError(f"policy {kind.__qualname__}", "name", kind.name, "one that no other policy has")
 
 
 def policy_names() -> list[str]:
-    """The names that configuration and the command line take, in order; those of other packages included."""
+    """All policy names in order, including those of other packages."""
     return sorted({*_KNOWN, *registry.registered(registry.POLICIES)})
 
 
@@ -51,17 +53,21 @@ def policy_class(name: str, where: str = "[policy]") -> type[Any]:
 
 
 def options_of(kind: type[Any]) -> dict[str, Any]:
-    """The options of a policy, with the type of each, ranges included."""
+    """The types of a policy's options, including ranges, by option."""
     hints = get_type_hints(kind, include_extras=True)
     given = ("lanes", *_of_plans(kind))
     return {field.name: hints[field.name] for field in fields(kind) if field.init and field.name not in given}
 
 
 def typed_options(name: str, options: Mapping[str, object], where: str = "policy") -> dict[str, Any]:
-    """Options as the policy's own types. Raises ConfigError for one that it does not have, or a value out of range."""
+    """Options as the policy's own types, under their current names.
+
+    Raises ConfigError for an option that the policy does not have, or a value out of range.
+    """
     known = options_of(policy_class(name, where))
     made: dict[str, Any] = {}
-    for key, value in options.items():
+    for given, value in options.items():
+        key = given if given in known else RENAMED_OPTIONS.get(given, given)
         if key not in known:
             expected = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"{where}.{key}: policy {name!r} has no such option, expected one of {expected}")
@@ -73,7 +79,7 @@ def typed_options(name: str, options: Mapping[str, object], where: str = "policy
 
 
 def resolve_options(name: str, options: Mapping[str, Any], facts: LayoutFacts) -> dict[str, Any]:
-    """The options with those that were left open as the policy derives them from what was measured."""
+    """The options, completed by those that the policy derives from measurements."""
     resolve = getattr(policy_class(name), "resolve", None)
     return dict(options if resolve is None else resolve(options, facts))
 
@@ -84,7 +90,7 @@ def takes_rounds(name: str) -> bool:
 
 
 def _of_plans(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a policy that plans give."""
+    """Fields of a policy that plans set."""
     found: tuple[str, ...] = getattr(kind, "of_plans", ())
     return found
 
@@ -96,10 +102,10 @@ def make_policy(
     plans: Mapping[str, object] = MappingProxyType({}),
     where: str = "policy",
 ) -> Policy:
-    """Build a policy. `plans` has what plans give, by field (`rounds`, one a lane, and others): a policy takes what it
-    knows of it.
+    """Build a policy. `plans` has values of plans by field, for example `rounds`, one for each lane.
 
-    Raises ConfigError for an unknown name or option, or a value that the lanes do not allow.
+    Values for fields that the policy lacks are ignored. Raises ConfigError for an unknown name or option, or a value
+    that the lanes do not allow.
     """
     kind = policy_class(name, f"[{where}]")
     given = {name: value for name, value in plans.items() if name in _of_plans(kind)}
@@ -111,7 +117,7 @@ def make_policy(
 
 
 def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
-    """Build the policy that a trace describes, for a replay. Raises ConfigError for what no trace says."""
+    """Build the policy that a trace describes, for a replay. Raises ConfigError for an invalid description."""
     where = "trace header"
     kind = policy_class(name, f"[{where}]")
     hints = get_type_hints(kind)
@@ -126,6 +132,6 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
 
 
 def policy_text(policy: Policy) -> str:
-    """A policy in a few words, for tables: every table names its drop rule."""
+    """Name and drop rule of a policy, for tables."""
     spec = policy.spec
-    return f"{spec.name} (drop: {spec.drop.value}{', cautious' if spec.goes_by_margin else ''})"
+    return f"{spec.name} (drop: {spec.drop.value}{', tail-aware' if spec.goes_by_margin else ''})"

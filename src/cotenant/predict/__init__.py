@@ -1,1 +1,1 @@
-"""Predicting latencies: what the policies believe about the world."""
+"""Latency prediction: the predictors that policies use, and their online calibration."""

@@ -1,4 +1,4 @@
-"""Honest upper quantiles: split conformal margins (Vovk et al., "Algorithmic Learning in a Random World")."""
+"""Upper quantiles by split conformal prediction (Vovk et al., "Algorithmic Learning in a Random World")."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import numpy.typing as npt
 
 from cotenant.errors import InvalidValueError
 
-SURE_QUANTILE = 0.95
-"""Of the latency of a group under which the policy overlap calls it feasible, and of what a launch and its answer take
-under which cautious policies call a query sure (docs/decisions/0024-sure-first.md). Chosen by hand: one in twenty may
-be wrong."""
+UPPER_QUANTILE = 0.95
+"""Quantile of upper estimates: of a group's latency (policy overlap), and of the time until the response is sent
+(tail-aware policies; decision 0024). Chosen by hand: one in twenty may be wrong."""
 
 
 def conformal_quantile(scores: npt.ArrayLike, level: float, count: int | None = None) -> float:
-    """The score that a new one stays below with probability `level` at least, if it is like those in `scores`.
+    """Upper bound of a new score with probability at least `level`, if it is exchangeable with those in `scores`.
 
-    `count` is the number of independent ones among them, by default all: runs of one group share the group's error.
-    With too few of them the largest score is the best that can be said.
+    The bound is the `ceil((n + 1) * level) / n` quantile of the scores, and the largest score for too small n. `count`
+    is n, the number of independent scores, by default all: runs of one group share the group's error.
 
     Raises InvalidValueError when there is no score, or the level is not between 0 and 1.
     """
@@ -37,11 +36,11 @@ def conformal_quantile(scores: npt.ArrayLike, level: float, count: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """Scores of held-out runs, from which the margin of any quantile follows.
+    """Conformal scores of held-out runs, which give the margin of any quantile.
 
-    The score of a run is (observed - predicted) / (predicted + floor_ns): relative for long groups, absolute for short
-    ones. `scores[k]` holds those of groups of k + 1 members, the last entry of all larger ones too, `counts` the number
-    of groups they come from.
+    The score of a run is `(observed - predicted) / (predicted + floor_ns)`: relative for long groups, absolute for
+    short ones. `scores[k]` has the scores of groups of k + 1 members, the last entry also those of larger groups.
+    `counts[k]` is the number of these groups.
     """
 
     floor_ns: float
@@ -49,10 +48,10 @@ class Margins:
     counts: tuple[int, ...]
 
     def shares(self, level: float) -> tuple[float, ...]:
-        """Margin by number of members at a quantile; the median, level 0.5, is believed as it is.
+        """Margin by number of members at a quantile; 0 for the median and below.
 
-        Where too few groups were held out for a quantile of their own, all of them together speak. From two members on
-        it never falls with their number, or one more member could lower an upper quantile.
+        Where too few groups were held out, the quantile is over all groups. From two members on the margin never falls
+        with their number, so that one more member never lowers an upper quantile.
         """
         if level <= 0.5:
             return tuple(0.0 for _ in self.scores)
@@ -67,9 +66,9 @@ class Margins:
 def make_margins(
     predicted_ns: Sequence[float], runs_ns: Sequence[Sequence[int]], members: Sequence[int], most: int
 ) -> Margins:
-    """Margins from held-out groups: predicted medians, single runs and numbers of members (at most `most` kinds).
+    """Margins from held-out groups: predicted medians, single runs and numbers of members (at most `most` classes).
 
-    The floor is the one of a few at which short and long groups need the same margin most nearly.
+    The floor is the candidate for which short and long groups need the most similar margins.
     Raises InvalidValueError without groups.
     """
     if not predicted_ns:

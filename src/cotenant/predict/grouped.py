@@ -1,4 +1,4 @@
-"""Beliefs about groups beside those about single launches: tables of the tenants, a fitted predictor of groups."""
+"""Predictors of groups of launches: latency tables for single launches, a fitted predictor for groups."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from cotenant.profile.latency_table import LatencyTable
 
 
 class FittedGroups(Protocol):
-    """A fitted predictor of groups; see `predict.groups.overlap`. One that does not say what it was fitted to inherits
-    what is said here."""
+    """A fitted predictor of groups. Methods with a body have defaults for predictors that inherit them."""
 
     @property
     def key(self) -> str:
-        """Tells one fit from another: equal keys, equal predictions."""
+        """Identity of the fit: equal keys give equal predictions."""
 
     @property
     def quantile(self) -> float:
-        """What it promises."""
+        """The quantile that it predicts."""
 
     @property
     def sizes(self) -> frozenset[int] | None:
-        """Numbers of members of the groups that it was fitted to; None for all that are asked for."""
+        """Numbers of members of the groups that it was fitted to; None for all numbers."""
         return None
 
     def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
-        """See GroupPredictor."""
+        """Time in ns from the start of each group to the end of its last member."""
 
     def bounds_ns(self, groups: Sequence[Group]) -> Sequence[tuple[int, int]]:
-        """The least and the most that groups of other numbers of members take; `group_ns` lies between."""
+        """Lower and upper bounds in ns of each group's time, for unmeasured numbers of members."""
         return [(latency, latency) for latency in self.group_ns(groups)]
 
     def near(self, group: Group) -> int:
-        """How many measured groups are near this one, as its prediction goes by; -1 where that is not known."""
+        """Number of measured groups close to this one in features; -1 if unknown."""
         return -1
 
 
 class GroupedPredictor(TablePredictor):
-    """Predicts single launches from tables with their `scales`, groups from `fitted`, times `factor`.
+    """Predicts single launches from tables with `scales`, and groups from `fitted`, multiplied by `factor`.
 
-    Without `fitted`, before groups have been measured, launches on disjoint cores are believed not to touch each other;
-    that is an assumption, and no number of members is less sure than another one.
+    Without `fitted`, before groups have been measured, launches on disjoint cores are assumed not to interfere, for any
+    number of members.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class GroupedPredictor(TablePredictor):
         self.fitted = fitted
         self.factor = factor
         self._answers: dict[Group, int] = {}
-        """What `fitted` said, before `factor`."""
+        """Results of `fitted`, before `factor`."""
         self._longest: dict[Group, int] = {}
-        """What groups of numbers of members that were not measured take at most, before `factor`."""
+        """Upper bounds of groups with unmeasured numbers of members, before `factor`."""
         self._unmeasured: dict[int, frozenset[int]] = {}
 
+    @override
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
-        """See GroupPredictor; answers are memorised."""
         if self.fitted is None:
             answers = super().group_ns(groups)
         else:
@@ -86,8 +85,8 @@ class GroupedPredictor(TablePredictor):
             self._unmeasured[most] = found
         return found
 
+    @override
     def longest_ns(self, groups: Sequence[Group]) -> list[int]:
-        """See GroupPredictor; answers are memorised."""
         believed = self.group_ns(groups)
         unmeasured = self.unmeasured(max(map(len, groups), default=1))
         if self.fitted is None or not unmeasured:
@@ -100,26 +99,26 @@ class GroupedPredictor(TablePredictor):
         return [max(ns, round(known.get(group, 0) * factor)) for ns, group in zip(believed, groups, strict=True)]
 
     def prefetch(self, groups: Iterable[Group]) -> Iterator[int]:
-        """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
+        """Predict these groups, the first MOST_PREFETCHED of them, so that to ask for them later takes no time.
 
-        Each step predicts some of them and says how many; in between others may ask.
+        Each step predicts some groups and yields their number; other callers may use the predictor in between.
         """
         if self.fitted is not None:
-            left = islice(groups, FORESEEN)
-            while piece := tuple(islice(left, _PIECE)):
-                self.group_ns(piece)
-                yield len(piece)
+            left = islice(groups, MOST_PREFETCHED)
+            while chunk := tuple(islice(left, _PREFETCH_STEP)):
+                self.group_ns(chunk)
+                yield len(chunk)
 
     def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
-        """The same beliefs about groups, with other factors of single launches."""
+        """The same predictor with other factors of single launches."""
         return self.with_beliefs(self.tables, scales, self.factor)
 
     def with_beliefs(
         self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float], factor: float
     ) -> GroupedPredictor:
-        """Other beliefs about single launches and another factor of groups, which are as they were fitted.
+        """The same fit of groups with another factor, and other tables and factors of single launches.
 
-        What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
+        Shares the memory of groups: a server corrects factors continuously.
         """
         made = GroupedPredictor(tables, scales, self.fitted, factor, self.models)
         made = made.with_margin(self.margin).with_beside(self.beside)
@@ -127,7 +126,7 @@ class GroupedPredictor(TablePredictor):
         return made
 
     def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:
-        """The answers with those filled in that are None; they are remembered."""
+        """The results, with missing ones predicted and memorised."""
         known = self._answers
         if len(known) > _MEMORY:
             known.clear()
@@ -136,7 +135,7 @@ class GroupedPredictor(TablePredictor):
         answers = [answer or 0 for answer in found]
         for at, group in enumerate(groups):
             if not answers[at]:
-                # The order of members means nothing: these may have been asked for in another one.
+                # The order of members has no meaning: the group may be known in another order.
                 ordered = tuple(sorted(group))
                 answer = known.get(ordered, 0)
                 if answer:
@@ -153,8 +152,8 @@ class GroupedPredictor(TablePredictor):
 
 
 _MEMORY = 1 << 18
-"""Groups whose latencies are kept at most, pairs in both orders; some 30 MB."""
-FORESEEN = 3 * _MEMORY // 8
-"""Groups that are predicted ahead of time at most: the rest of the memory is for others."""
-_PIECE = 256
-"""Groups that are predicted in one step ahead of time: some 0.5 ms."""
+"""Groups in memory at most, pairs in both orders; some 30 MB."""
+MOST_PREFETCHED = 3 * _MEMORY // 8
+"""Groups that are prefetched at most: the rest of the memory is for other groups."""
+_PREFETCH_STEP = 256
+"""Groups that one step of prefetching predicts: some 0.5 ms."""

@@ -1,6 +1,6 @@
-"""The latency of a model alone, from measured points: the one interpolation that policies, simulator and planners use.
+"""Latency of a model alone, interpolated from measured points; used by policies, simulator and planners.
 
-Why these rules, and how far they are off on measured profiles: decision 0064.
+Reasons for the rules and their errors on measured profiles: decision 0064.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ PARTS = 1 << 24
 class LatencyModel:
     """Latency in ns of one model by declared shape, rows and cores, at the quantile of its table. Immutable.
 
-    A measured point is answered as it was measured. Otherwise:
+    Exact at measured points. Otherwise:
 
     - Rows, on a measured number of cores: linear between measured batches. Below the smallest batch: its latency, since
-      rows can be padded to it. Above the largest: linear, with the slope between the last two batches or between the
-      first and the last, whichever is larger; where neither is positive, each further row costs what a row of the
-      largest batch costs.
-    - Cores: the speed v(c) = 1 / latency(c) is linear between measured numbers of cores a < c < b,
-      v(c) = v(a) + (v(b) - v(a)) (c - a) / (b - a); where b was slower than a, c is as slow as b. Below the fewest
-      cores the speed falls in proportion to the cores; above the most it stays.
+      rows can be padded to it. Above the largest: linear, with the larger slope of (last two batches) and (first and
+      last batch). If neither is positive, each further row costs the latency of a row in the largest batch.
+    - Cores: with measured numbers of cores a < c < b, the speed `v = 1 / latency` is linear:
+      `v(c) = v(a) + (v(b) - v(a)) * (c - a) / (b - a)`.
+      If b is slower than a, c is as slow as b. Below the fewest cores the speed is in proportion to the cores. Above
+      the most it is constant.
     - Shape: that of the measured shape with the nearest number.
     """
 
@@ -82,7 +82,7 @@ class LatencyModel:
         return fewer * more / (more + (fewer - more) * part)
 
     def _around(self, shape: int, cores: int) -> Sequence[Sequence[tuple[int, int]]]:
-        """The measured batches from which a number of cores is answered."""
+        """The measured batches that determine the latency on a number of cores."""
         counts, curves = self._shapes[shape]
         at = bisect_left(counts, cores)
         if at == len(counts):
@@ -104,7 +104,7 @@ def over_rows(points: Sequence[tuple[int, float]], rows: int) -> float:
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:
-    """What a row takes more between the first and the last of some points; 0 where it takes less."""
+    """Slope of latency by rows between the first and the last point; at least 0."""
     (size_a, latency_a), *_, (size_b, latency_b) = points
     return max(0.0, (latency_b - latency_a) / (size_b - size_a))
 

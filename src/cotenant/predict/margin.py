@@ -1,4 +1,4 @@
-"""What may come on top of a predicted latency until a client has his answer."""
+"""Safety margin: from a median latency to an upper estimate of the time until the response is sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from math import sqrt
 from cotenant.errors import InvalidValueError
 
 _PART_OF_SLACK = 3
-"""The margin takes at most one of so many parts of what an SLO leaves. Seven tenants at three times the capacity had
-0.50 of their queries in time without a bound (`most`, served), 0.60 with a half of it, and 0.62 with a quarter."""
+"""The margin is at most 1 / _PART_OF_SLACK of the slack (SLO - latency); see decision 0024."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Nearly all launches of a tenant, which are predicted to take some `launch_ns`, take at most `factor` times that.
+    """Upper quantile of observed over predicted latency of a tenant's launches: `factor`, at about `launch_ns`.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -32,10 +31,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SafetyMargin:
-    """Makes of a latency that half of the launches keep one that nearly all keep.
+    """Turns median latencies into upper estimates.
 
-    `spreads` are by tenant; `reply_ns` is for what happens before a query is read and after its last launch has ended.
-    The empty one adds nothing. Raises InvalidValueError for a value out of its range.
+    `spreads` are by tenant; `reply_ns` is the time before a query is read and after its last launch. The empty margin
+    adds nothing. Raises InvalidValueError for a value out of its range.
     """
 
     spreads: Mapping[str, Spread] = field(default_factory=dict)
@@ -45,14 +44,13 @@ class SafetyMargin:
         if self.reply_ns < 0:
             raise InvalidValueError("safety margin", "reply_ns", self.reply_ns, "at least 0")
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
-        """Time, for work that is predicted to take `latency_ns`, after which its answer is nearly always on its way.
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+        """Upper estimate in ns of the time until the response is sent, for work of this predicted latency.
 
-        On top comes a third of what the SLO leaves at most: with more, who has little would be doubtful from the start,
-        and stand behind all others whenever there are such.
+        `latency + min(reply + (factor - 1) * base, max(0, slo - latency) / _PART_OF_SLACK)`
 
-        Work of several launches is late by the sum of what they are late by, one independent of the other: that grows
-        with the square root of their number.
+        The bound by the slack keeps tenants with little slack from being deferred always. `base` is `latency`, or above
+        the latency of one launch `sqrt(latency * launch)`: delays of n independent launches add up as sqrt(n).
         """
         spread = self.spreads.get(tenant)
         longer_ns = self.reply_ns

@@ -1,9 +1,9 @@
-"""What is believed of latencies while models run: tables and fitted groups, corrected by what is observed. Pure.
+"""Online calibration: predictors from tables and fitted groups, corrected by observed latencies. Pure.
 
-Events of the core come in with their times, predictors go out; the server and the simulator follow with the same class.
-The quantile tracking is adaptive conformal inference (Gibbs and Candes, "Adaptive Conformal Inference Under
-Distribution Shift", NeurIPS 2021) in its form by Angelopoulos, Candes and Tibshirani, 2023, which moves the margin
-itself and so never has to answer "infinitely long".
+Input: events of the core with their times; output: predictors. The server and the simulator use the same class.
+Quantiles are tracked by adaptive conformal inference (Gibbs and Candes, "Adaptive Conformal Inference Under
+Distribution Shift", NeurIPS 2021). The margin itself is moved, as by Angelopoulos, Candes and Tibshirani (2023), so it
+is always finite.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import groupby
 from math import exp, log
 from typing import Self
 
-from cotenant.core.actions import Action, Grow, Launch, Respond, group_of
+from cotenant.core.actions import Action, Expand, Launch, Respond, group_of
 from cotenant.core.admission import most_cores
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.snapshot import Policy
 from cotenant.errors import InvalidValueError
-from cotenant.predict.conformal import SURE_QUANTILE
+from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
@@ -28,23 +28,25 @@ from cotenant.types import Outcome, Query, StageQuery
 from cotenant.work import Work
 
 _UNIT_NS = 1_000_000
-"""Delays of answers are followed as multiples of this."""
+"""Unit in which delays of responses are tracked."""
 _BOTH_WAYS = 2
-"""A query waits for the same threads before it is read, unseen, as its answer does: believed to take as long."""
+"""Factor on the delay of a response: the delay before a query is read is not observed, and assumed to be equal."""
 _PRESSURE_STEP = 0.1
-"""Levels are some 0.25 apart."""
+"""Change of memory pressure that makes a new predictor; levels differ by about 0.25."""
 _WEIGHT = 0.05
-"""Of a launch in the mean predicted latency of a tenant's launches."""
+"""Weight of a launch in the moving average of a tenant's predicted latencies."""
 
 
 @dataclass(slots=True)
 class Calibration:
-    """Exponentially weighted mean, per tenant, of log(observed / believed) latency.
+    """Factor of each tenant's latencies: the exponentially weighted mean of log(observed / predicted).
 
-    `weight` is that of a new observation, `tolerance` the relative change that is worth a new predictor, `relaxation`
-    what a refusal leaves of the logarithm of a factor; `smallest` and `largest` bound how far one launch may lie from
-    what is believed. Neighbours, front-ends and clock rates all end up in the factor, and so does handing a launch
-    over, which is nearly all of it for models that take next to nothing.
+    - `weight`: weight of a new observation. The first ones have 1 / count; `warm_up` of them make a factor.
+    - `tolerance`: relative change of a factor that makes a new predictor.
+    - `relaxation`: multiplies the logarithm of a factor after a refusal.
+    - `smallest`, `largest`: bounds of observed / predicted.
+
+    The factor includes interference, front ends, clock rates and the overhead of launches.
     """
 
     weight: float = 0.05
@@ -60,9 +62,9 @@ class Calibration:
     def observe(
         self, tenant: str, believed_ns: int, observed_ns: int, factor: float | None = None
     ) -> dict[str, float] | None:
-        """Take one launch; give the factors of all tenants when they should be used from now on, else None.
+        """Count one launch; returns the factors of all tenants if they changed by more than `tolerance`, else None.
 
-        `believed_ns` was predicted with `factor`, by default the one in use now, which is taken out of it first.
+        `believed_ns` was predicted with `factor`, by default the one in use now; the factor is divided out first.
         """
         used = self.factor(tenant)
         ratio = min(max(max(observed_ns, 1) / max(believed_ns, 1), self.smallest), self.largest)
@@ -79,10 +81,9 @@ class Calibration:
         return dict(self._used)
 
     def relax(self, tenant: str) -> dict[str, float] | None:
-        """A query was refused because its tenant is believed to be too slow; believe a little less of that.
+        """Reduce a tenant's factor after a query was refused as too slow. Returns factors as `observe` does.
 
-        Nothing is launched while everything is refused, so nothing would ever correct a factor that has become too
-        large. Gives factors as `observe` does.
+        While all queries are refused, no launch can correct a factor that is too large.
         """
         if self._logs.get(tenant, 0.0) <= 0.0:
             return None
@@ -91,7 +92,7 @@ class Calibration:
         return dict(self._used)
 
     def forget(self, tenant: str) -> None:
-        """A tenant was replaced: what was observed of it says nothing of the new one."""
+        """Remove the observations of a tenant that was replaced."""
         for known in (self._logs, self._counts, self._used):
             known.pop(tenant, None)
 
@@ -107,12 +108,12 @@ class Calibration:
 
 @dataclass(slots=True)
 class AdaptiveConformal:
-    """Follows a drift of the device: the factor on predictions at which a share `level` of observations stays below.
+    """Quantile tracker: the factor on predictions that a share `level` of observations stays below.
 
-    After a miss the logarithm of the factor grows by `step * level`, after a hit it falls by `step * (1 - level)`, so
-    the share of misses tends to `1 - level` whatever the distribution does; over n observations it is off by at most
-    (log(largest / smallest) / step + 1) / n as long as the bounds are not reached. `tolerance` is the relative change
-    of the factor that is worth a new predictor.
+    A miss is an observation above `f * prediction`. After a miss `log f += step * level`, after a hit `log f -= step *
+    (1 - level)`. So the share of misses tends to `1 - level` for any distribution. Over n observations its error is at
+    most `(log(largest / smallest) / step + 1) / n` while f is inside the bounds. `tolerance` is the relative change of
+    f that makes a new predictor.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -136,9 +137,9 @@ class AdaptiveConformal:
                 raise InvalidValueError("adaptive conformal margin", name, value, expected)
 
     def observe(self, predicted_ns: int, observed_ns: int, factor: float | None = None) -> float | None:
-        """Take one group; give the factor when it should be used from now on, else None.
+        """Count one observation; returns the factor if it changed by more than `tolerance`, else None.
 
-        `predicted_ns` is the upper quantile that was predicted with `factor`, by default the one in use now.
+        `predicted_ns` was predicted with `factor`, by default the one in use now.
         """
         plain = max(predicted_ns, 1) / (self._used if factor is None else factor)
         is_missed = observed_ns > plain * exp(self._log)
@@ -155,11 +156,11 @@ class AdaptiveConformal:
         return self._used
 
 
-class Caution:
-    """The safety margin that cautious policies count on, from what launches and answers are seen to take.
+class UpperEstimate:
+    """Learns the safety margin of tail-aware policies from observed launches and responses.
 
-    Follows, at a quantile, launches over what was predicted of them, by tenant, and delays of answers. Changes of less
-    than a tenth of a spread, or a quarter of a delay, are not worth a new margin.
+    Tracks a quantile of observed over predicted latency by tenant, and of delays of responses. A change of a tenth of a
+    spread, or a quarter of a delay, makes a new margin.
     """
 
     def __init__(self, quantile: float) -> None:
@@ -172,7 +173,7 @@ class Caution:
         self._margin = NO_MARGIN
 
     def launched(self, tenant: str, predicted_ns: int, observed_ns: int) -> None:
-        """A launch has ended."""
+        """Count an ended launch."""
         follower = self._factors.get(tenant)
         if follower is None:
             follower = AdaptiveConformal(self._quantile, step=0.02, tolerance=0.1, smallest=1.0)
@@ -183,18 +184,18 @@ class Caution:
             self._spreads[tenant] = Spread(factor, max(1, round(self._launch_ns[tenant])))
 
     def replied(self, delay_ns: int) -> None:
-        """An answer leaves so long after its query ended."""
+        """Count the delay between the end of a query and its response."""
         factor = self._reply.observe(_UNIT_NS, delay_ns, 1.0)
         if factor is not None:
             self._reply_ns = round(_BOTH_WAYS * factor * _UNIT_NS)
 
     def forget(self, tenant: str) -> None:
-        """A tenant was replaced."""
+        """Remove the observations of a tenant that was replaced."""
         for known in (self._factors, self._launch_ns, self._spreads):
             known.pop(tenant, None)
 
     def margin(self) -> SafetyMargin:
-        """What to count on; the same object until it changes."""
+        """The present margin; the same object until it changes."""
         if self._spreads != self._margin.spreads or self._reply_ns != self._margin.reply_ns:
             self._margin = SafetyMargin(dict(self._spreads), self._reply_ns)
         return self._margin
@@ -202,7 +203,7 @@ class Caution:
 
 @dataclass(slots=True)
 class _Expected:
-    """What was predicted of a launch, or of a group with so many launches left, with which factor, and since when."""
+    """Prediction of a running launch, or of a group with `left` running launches, with its factor and start time."""
 
     predicted_ns: int
     started_ns: int
@@ -213,13 +214,15 @@ class _Expected:
 
 
 class OnlineModel:
-    """Holds the predictor in use and, as an observer of what happens, replaces it when it turns out to be off.
+    """Holds the predictor in use; observes events and replaces the predictor when observations differ from it.
 
-    `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is. With
-    `grouped` latencies of groups are believed, those of one member too, at `quantile`, by what was fitted to measured
-    ones if there is any; they are followed as a whole, and single launches only where a group has one member. Else
-    those of several members are, once `believe_groups` was called. With `cautious` predictors have
-    a safety margin at that quantile. Not thread-safe, but for `replied`, which may be called beside all else.
+    - `widest`: size in cores of the largest partition.
+    - `adapt`: False uses the profile unchanged.
+    - `grouped`: the policy launches groups. Groups are predicted at `quantile`, by the fit if there is one, and
+      calibrated as a whole; single launches only in groups of one member.
+    - `tail_aware`: predictors have a safety margin at `quantile`.
+
+    Not thread-safe, except `replied`, which may run beside all other methods.
     """
 
     def __init__(
@@ -228,29 +231,29 @@ class OnlineModel:
         *,
         adapt: bool = True,
         grouped: bool = False,
-        quantile: float = SURE_QUANTILE,
-        cautious: bool = False,
+        quantile: float = UPPER_QUANTILE,
+        tail_aware: bool = False,
     ) -> None:
         self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
         self._grouped = grouped
         self.widest = widest
         self._adapt = adapt
-        self._caution = Caution(quantile) if cautious else None
+        self._upper_estimate = UpperEstimate(quantile) if tail_aware else None
         self._tables: dict[str, LatencyTable] = {}
         self._calibration = Calibration()
         self._promise = AdaptiveConformal(level=quantile)
         self._launched: dict[int, _Expected] = {}
         self._groups: dict[int, _Expected] = {}
-        """By launch: those of one group have the same."""
+        """By launch; the launches of one group share an object."""
 
     @classmethod
     def under(cls, policy: Policy) -> Self:
-        """What a server believes under a policy, and whoever simulates one: with a margin where it goes by that."""
+        """The model for a policy, in a server or a simulation; with a margin if the policy uses it."""
         spec = policy.spec
-        return cls(most_cores(spec), grouped=spec.grouped, cautious=spec.goes_by_margin)
+        return cls(most_cores(spec), grouped=spec.grouped, tail_aware=spec.goes_by_margin)
 
     def add(self, tenant: str, table: LatencyTable) -> None:
-        """Believe this table of a tenant from now on; what was observed under the name before is forgotten."""
+        """Use this table of a tenant from now on; earlier observations under the name are removed."""
         self._calibration.forget(tenant)
         self._launched = {launch: known for launch, known in self._launched.items() if known.tenant != tenant}
         self._tables[tenant] = table
@@ -259,23 +262,23 @@ class OnlineModel:
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
             self.predictor = TablePredictor(self._tables, scales, self.predictor.models).with_beside(beside)
-        if self._caution is not None:
-            self._caution.forget(tenant)
-            self.predictor = self.predictor.with_margin(self._caution.margin())
+        if self._upper_estimate is not None:
+            self._upper_estimate.forget(tenant)
+            self.predictor = self.predictor.with_margin(self._upper_estimate.margin())
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
-        """Believe what was fitted to measured groups from now on."""
+        """Use this fit of groups from now on."""
         self.predictor = GroupedPredictor(
             self._tables, self._calibration.scales, fitted, self._promise.factor, self.predictor.models
         )
 
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
-        """Latency of the whole model in the largest partition: the best that a query can get."""
+        """Latency in ns of the whole model in the largest partition."""
         work = Work(tenant, shape, items, 0, self.predictor.unit_count(tenant))
         return self.predictor.latency_ns(work, self.widest)
 
     def doubt(self, tenants: Iterable[str]) -> PredictorChanged | None:
-        """Queries were refused as these tenants are believed to be too slow together: believe a little less of it."""
+        """Reduce the factors of tenants after a query was refused because they are too slow together."""
         before = self.predictor
         scales: dict[str, float] | None = None
         for tenant in tenants if self._adapt else ():
@@ -284,21 +287,21 @@ class OnlineModel:
         return None if self.predictor is before else PredictorChanged(self.predictor)
 
     def pressed(self, beside: float) -> PredictorChanged | None:
-        """The measured pressure on the memory from outside; small changes are not worth a predictor."""
+        """Set the measured memory pressure of other processes; changes below _PRESSURE_STEP are ignored."""
         if abs(beside - self.predictor.beside) < _PRESSURE_STEP:
             return None
         self.predictor = self.predictor.with_beside(beside)
         return PredictorChanged(self.predictor)
 
     def replied(self, delay_ns: int) -> None:
-        """An answer leaves so long after its query ended. May be called beside all else, by one thread at a time."""
-        if self._caution is not None:
-            self._caution.replied(delay_ns)
+        """Count the delay between the end of a query and its response. One thread at a time, beside other methods."""
+        if self._upper_estimate is not None:
+            self._upper_estimate.replied(delay_ns)
 
     def __call__(
         self, time_ns: int, event: Event, actions: Sequence[Action], timing: object = None
     ) -> PredictorChanged | None:
-        """An event was handled: compare each launch, or each group, with what was believed of it."""
+        """Observe a handled event: compare each ended launch or group with its prediction."""
         if not self._adapt:
             return None
         before = self.predictor
@@ -309,7 +312,7 @@ class OnlineModel:
         elif started:
             self._started(started, time_ns)
         for action in actions:
-            if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
+            if isinstance(action, Expand):  # its latency from its start on was not predicted
                 self._launched.pop(action.launch, None)
         if isinstance(event, LaunchEnded):
             self._ended(event.launch, time_ns, event.error is not None)
@@ -318,7 +321,7 @@ class OnlineModel:
         return None if self.predictor is before else PredictorChanged(self.predictor)
 
     def _started(self, started: Sequence[Launch], time_ns: int) -> None:
-        """Keep what the predictor that decided says of these launches; of a group's launch only if it is alone."""
+        """Record the predictions of started launches; of a group's launch only if it is the only member."""
         predictor = self.predictor
         if isinstance(predictor, GroupedPredictor) and (self._grouped or len(started) > 1):
             group = _Expected(started[-1].predicted_ns, time_ns, predictor.factor, left=len(started))
@@ -337,9 +340,9 @@ class OnlineModel:
         if alone is not None and not has_failed:
             observed = time_ns - alone.started_ns
             self._use(self._calibration.observe(alone.tenant, alone.predicted_ns, observed, alone.factor))
-            if self._caution is not None:
-                self._caution.launched(alone.tenant, alone.predicted_ns, observed)
-                if (margin := self._caution.margin()) is not self.predictor.margin:
+            if self._upper_estimate is not None:
+                self._upper_estimate.launched(alone.tenant, alone.predicted_ns, observed)
+                if (margin := self._upper_estimate.margin()) is not self.predictor.margin:
                     self.predictor = self.predictor.with_margin(margin)
         group = self._groups.pop(launch, None)
         if group is None:
@@ -357,7 +360,7 @@ class OnlineModel:
             self.predictor = self.predictor.scaled(scales)
 
     def _is_doubtful(self, query: Query, actions: Sequence[Action]) -> bool:
-        """Whether it was the belief in a slow model that refused this query; of a stage see `doubt`."""
+        """Whether the query was refused because its model is predicted to be too slow; for stages see `doubt`."""
         return (
             any(isinstance(action, Respond) and action.outcome is Outcome.REJECTED for action in actions)
             and query.tenant in self._tables

@@ -1,9 +1,8 @@
-"""Interference pressure of the moment, from what can be measured on a machine. Pure.
+"""Memory pressure of a machine, from cache counters or from the slowdown of a known workload. Pure.
 
-Pressure is the part of the memory's bandwidth that is in use, from 0 (nobody) to 1 (saturated): one scale for all
-sources. VELTAIR (section 4.3) reads it from counters of the last-level cache by a linear model; where they cannot be
-read, as in most virtual machines, it is told by how much longer a known piece of work takes than it does alone. What
-launches of our own draw is known from their profiles, see `policies.layer_block`.
+Pressure is the used part of the memory bandwidth, from 0 (idle) to 1 (saturated). VELTAIR (section 4.3) computes it
+from counters of the last-level cache by a linear model. Most virtual machines have no such counters: there the slowdown
+of a known workload against its time alone gives the pressure. The pressure of our own launches is in their profiles.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from msgspec import Struct
 from cotenant.errors import InvalidValueError
 
 _FEWEST = 4
-"""Samples that a linear model of two features and a constant is fitted to."""
+"""Fewest samples for a linear model of two features and a constant."""
 
 
 class CacheReading(Struct, frozen=True):
-    """What the last-level caches did in some time: accesses a second, and the part of them that missed."""
+    """Counters of the last-level caches: accesses a second, and the share of misses."""
 
     accesses_per_s: float
     miss_rate: float
 
 
 class CounterModel(Struct, frozen=True, forbid_unknown_fields=True):
-    """Pressure as a linear function of a CacheReading, cut off at 0 and 1."""
+    """Pressure as a linear function of a CacheReading, clipped to 0 to 1."""
 
     constant: float
     per_access_per_s: float
     per_miss_rate: float
 
     def pressure(self, reading: CacheReading) -> float:
-        """From 0 to 1."""
+        """Pressure from 0 to 1."""
         found = self.constant + self.per_access_per_s * reading.accesses_per_s + self.per_miss_rate * reading.miss_rate
         return min(1.0, max(0.0, found))
 
 
 class SlowdownScale(Struct, frozen=True, forbid_unknown_fields=True):
-    """Pressure by how much longer a known piece of work takes than alone: points of (slowdown, pressure) that rise.
+    """Pressure by the slowdown of a known workload: rising points (slowdown, pressure).
 
-    Between points it is interpolated, below the first it is 0, above the last it is that of the last.
+    Linear between points, 0 below the first, constant above the last.
 
     Raises InvalidValueError when the points do not rise.
     """
@@ -59,7 +58,7 @@ class SlowdownScale(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def pressure(self, slowdown: float) -> float:
-        """From 0 to 1."""
+        """Pressure from 0 to 1."""
         slowdowns, pressures = zip(*self.points, strict=True)
         return float(np.interp(slowdown, slowdowns, pressures, left=0.0))
 
@@ -79,9 +78,9 @@ def fit_counters(readings: Sequence[CacheReading], pressures: Sequence[float]) -
 
 
 def fit_slowdowns(slowdowns: Sequence[float], pressures: Sequence[float], least: float = 0.02) -> SlowdownScale | None:
-    """The scale through these points, made to rise; None where pressure slows nothing down by more than `least`.
+    """The scale through these points by isotonic regression (pool adjacent violators).
 
-    Where noise has a slowdown fall while the pressure rises, the points are averaged (pool adjacent violators).
+    None if the slowdown at the highest pressure exceeds that at the lowest by at most `least`.
     """
     pools: list[list[tuple[float, float]]] = []
     for point in sorted(zip(pressures, slowdowns, strict=True)):

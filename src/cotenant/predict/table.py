@@ -1,4 +1,4 @@
-"""Latencies of launches from measured tables: of models by `predict.latency`, of parts by the weights of units."""
+"""Latencies of launches from measured tables: models by `predict.latency`, segments by the weights of units."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from cotenant.work import CPU, Work
 
 _MOST_SPANS = 256
 _MEMORY = 1 << 17
-"""Answers kept at most; some 30 MB."""
+"""Memorised results at most; some 30 MB."""
 
 
 class TablePredictor:
-    """Predicts from one table per tenant. Pure; answers are memorised.
+    """Predicts from one latency table for each tenant. Pure; results are memorised.
 
-    Whole models take what their LatencyModel says, which planners ask too. `models` may hold models that were made of
-    the same tables before; those of other tables are made. Launches on disjoint cores are believed not to touch each
-    other: a group takes as long as its slowest member.
-    A tenant whose units have several versions takes what their table says, alone.
-    `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
+    - Whole models: by the LatencyModel of the table; `models` may have models made of the same tables before.
+    - Groups: the slowest member. Launches on disjoint cores are assumed not to interfere.
+    - Models with several versions of units: by the version table, at pressure 0.
+    - `scales` multiplies the latencies of a tenant, for online calibration; `margin` makes upper estimates.
     """
 
     def __init__(
@@ -44,41 +43,41 @@ class TablePredictor:
         self.scales = dict(scales or {})
         self.margin = NO_MARGIN
         self.beside = 0.0
-        """See BlockPredictor: what `with_beside` was told."""
+        """Measured memory pressure of other processes, from 0 to 1."""
         known = [table.versions for table in self.tables.values()]
         self.bandwidth_bytes_per_s = max(
             [each.bandwidth_bytes_per_s for each in known if isinstance(each, VersionTable)], default=0
         )
-        """See BlockPredictor: that of the machine on which versions were measured."""
+        """Memory bandwidth of the machine on which versions were measured; 0 if unknown."""
         self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
         self._merged: dict[tuple[str, int, int, int, int], tuple[int, ...]] = {}
         self._spans: dict[tuple[str, int, int], Spans] = {}
 
     def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
-        """See Predictor; whatever the device. Raises CotenantError for a tenant without a table."""
+        """Predicted latency in ns of work alone; any device. Raises CotenantError for a tenant without a table."""
         latency = self._known.get((work, size))
         return self._fill(work, size) if latency is None else latency
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
-        """See Predictor."""
-        return self.margin.sure_ns(tenant, latency_ns, slo_ns)
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+        """Upper estimate in ns of the time until the response is sent, by `margin`."""
+        return self.margin.upper_ns(tenant, latency_ns, slo_ns)
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
-        """See GroupPredictor. Raises CotenantError for a tenant without a table."""
+        """Time in ns of each group: that of its slowest member. Raises CotenantError for a tenant without a table."""
         latency_ns = self.latency_ns
         return [max([latency_ns(*member) for member in group]) for group in groups]
 
     def unmeasured(self, most: int) -> frozenset[int]:
-        """See GroupPredictor."""
+        """Empty: no number of members is known better than another one."""
         return frozenset()
 
     def longest_ns(self, groups: Sequence[Group]) -> Sequence[int]:
-        """See GroupPredictor."""
+        """Upper bounds in ns of the groups' times: here `group_ns`."""
         return self.group_ns(groups)
 
     def singles_ns(self, cores: int) -> Mapping[str, int]:
-        """See GroupPredictor."""
+        """Latency in ns of every tenant's whole model, by name, for one row of the first declared shape."""
         made = self._singles.get(cores)
         if made is None:
             made = {name: self.latency_ns(self._whole(name, 0, 1), cores) for name in self.tables}
@@ -86,14 +85,15 @@ class TablePredictor:
         return made
 
     def merged_ns(self, tenant: str, shape: int, items: int, most: int, cores: int) -> tuple[int, ...]:
-        """See GroupPredictor. Raises CotenantError for a tenant without a table."""
+        """Latencies in ns of 1, 2, ... merged queries. Raises CotenantError for a tenant without a table."""
         made = self._merged.get((tenant, shape, items, most, cores))
         return self._merge(tenant, shape, items, most, cores) if made is None else made
 
     def spans(self, tenant: str, shape: int, items: int) -> Spans:
-        """See BlockPredictor. Rows and shapes of which versions were not measured take as many times as long as the
-        whole model does on one core. Without versions there is one, and nothing is known of pressure: each unit has its
-        weight's part of the latency of the whole.
+        """Prefix sums of a tenant's units, by its version table.
+
+        Unmeasured rows and shapes scale with the latency of the whole model on one core. A table without versions gives
+        one version and one level of pressure: each unit has its weight's part of the whole latency.
 
         Raises CotenantError for a tenant without a table.
         """
@@ -136,13 +136,13 @@ class TablePredictor:
         return TablePredictor(self.tables, scales, self.models).with_margin(self.margin).with_beside(self.beside)
 
     def with_margin(self, margin: SafetyMargin) -> Self:
-        """The same latencies, and what is memorised of them, with another margin."""
+        """The same predictor, including its memory, with another margin."""
         made = copy(self)
         made.margin = margin
         return made
 
     def with_beside(self, beside: float) -> Self:
-        """The same latencies, and another pressure from outside."""
+        """The same predictor, including its memory, with another pressure of other processes."""
         made = copy(self)
         made.beside = beside
         return made

@@ -40,7 +40,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
     waiting: dict[str, int] = {}
     held: dict[str, int] = {}
     whole: dict[int, tuple[str, int]] = {}
-    grown: dict[int, dict[str, Any]] = {}
+    expanded: dict[int, dict[str, Any]] = {}
     enqueued: dict[int, int] = {}
     zero: int | None = None
     launches = 0
@@ -50,7 +50,7 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
         if record.kind == "EventsMissing":
             gap = f"{record.event['events']} events are missing"
             instants.append(Instant("trace/gaps", gap, now))
-            for known in (arrived, deadlines, begun, running, waiting, held, whole, grown, enqueued):
+            for known in (arrived, deadlines, begun, running, waiting, held, whole, expanded, enqueued):
                 known.clear()
         elif record.kind == "QueryArrived":
             query = record.event["query"]
@@ -64,10 +64,10 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             told = f"{record.event['outcome']} #{record.event['query']}"
             args = {key: record.event[key] for key in ("query", "outcome", "reason")}
             bars.append(Bar(f"applications/{name}", told, start, now, args))
-        elif record.kind == "LaunchGrew" and record.event["launch"] in running:
+        elif record.kind == "LaunchExpanded" and record.event["launch"] in running:
             start, launch = running[record.event["launch"]]
             bars.append(_launch_bar(launch, start, now, None))
-            share = grown.pop(launch["id"])
+            share = expanded.pop(launch["id"])
             held[work_of(launch).tenant] += len(share["cores"]) - len(launch["share"]["cores"])
             running[launch["id"]] = now, {**launch, "share": share}
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
@@ -92,8 +92,8 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
                     begun.update(dict.fromkeys(action["queries"], now))
             elif kind == "Enqueue":
                 enqueued[action["launch"]["id"]] = now
-            elif kind == "Grow":
-                grown[action["launch"]] = action["share"]
+            elif kind == "Expand":
+                expanded[action["launch"]] = action["share"]
             elif kind == "Respond":
                 query = arrived.pop(action["query"])
                 first = begun.pop(action["query"], None)

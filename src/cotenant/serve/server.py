@@ -363,7 +363,7 @@ class Server:
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
         """An answer was handed to its connection. Times are of the server's clock; `ended_ns` is 0 where it is not
         known when the query had ended."""
-        if (late := self._replies.written(query, ended_ns, at_ns, learns=self.policy.spec.cautious)) is not None:
+        if (late := self._replies.written(query, ended_ns, at_ns, learns=self.policy.spec.tail_aware)) is not None:
             self.driver.post(late)
 
     def directory(self) -> Directory:

@@ -2,7 +2,7 @@
 
 It differs from the driver of the server in clock, ingress and executor alone. A launch that is enqueued begins here
 when it starts. Events at the same instant are handled
-in a fixed order: launches that grow, ends of launches, then the timer, then arrivals.
+in a fixed order: launches that expand, ends of launches, then the timer, then arrivals.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from cotenant.core.actions import Action, GroupBasis, Grow, Launch, LookAhead, Respond, SetTimer
-from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
+from cotenant.core.actions import Action, Expand, GroupBasis, Launch, LookAhead, Respond, SetTimer
+from cotenant.core.events import Event, LaunchEnded, LaunchExpanded, LookAheadDue, QueryArrived, TimerFired
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query
@@ -78,9 +78,9 @@ def simulate(
             if end == _NEVER:
                 break
             now = end
-            number, error, grew = pop()
+            number, error, expanded = pop()
             moved = True
-            event = LaunchGrew(number) if grew else LaunchEnded(number, error)
+            event = LaunchExpanded(number) if expanded else LaunchEnded(number, error)
         elif timer <= arrival:
             now, event, timer = timer, _TIMER, _NEVER
         else:
@@ -104,8 +104,8 @@ def simulate(
                 timer = action.at_ns  # type: ignore[union-attr]
             elif kind is LookAhead:
                 is_looking_ahead = True
-            elif kind is Grow:
-                world.grow(action.launch, action.share, now)  # type: ignore[union-attr, arg-type]
+            elif kind is Expand:
+                world.expand(action.launch, action.share, now)  # type: ignore[union-attr, arg-type]
                 moved = True
         if log is not None:
             log(now, event, actions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import convert
 
-from cotenant.core.accounts import Accounts
+from cotenant.core.fair_queues import FairQueues
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, in_lines, work_of
@@ -112,7 +112,7 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
             tenants[event["tenant"]["name"]] = convert(event["tenant"], Tenant)
         elif record.kind == "PredictorChanged" and not tables.keys() >= event["predictor"]["tables"].keys():
             tables = convert(event["predictor"]["tables"], dict[str, LatencyTable]) | tables
-        elif record.kind == "LaunchGrew":
+        elif record.kind == "LaunchExpanded":
             running.pop(event["launch"], None)  # its time is of several sizes
         elif record.kind == "LaunchEnded" and event["launch"] in running:
             start_ns, work, size = running.pop(event["launch"])
@@ -152,8 +152,8 @@ def _bound(
     row_ns: Mapping[str, float],
     slots: int,
 ) -> RunBound:
-    accounts, slot_ns = Accounts(), dict[str, float]()
-    accounts.deal(known.values(), slots, lambda tenant: row_ns[tenant.name], 0)
+    accounts, slot_ns = FairQueues(), dict[str, float]()
+    accounts.set_quotas(known.values(), slots, lambda tenant: row_ns[tenant.name], 0)
     for name in accounts.known:
         mine = [each.slot_ns for each in demands if each.tenant == name]
         slot_ns[name] = sum(mine) / len(mine) if mine else 0.0

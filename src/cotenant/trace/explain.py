@@ -46,7 +46,7 @@ class LaunchStory:
     A plan of models that are there together had it wait for them."""
     enqueued_ns: int | None = None
     """When an executor could submit it behind them; None for one that waited for nobody."""
-    grown: tuple[tuple[int, int], ...] = ()
+    expanded: tuple[tuple[int, int], ...] = ()
     """When it took in more cores, and how many it had then."""
     version: int = 0
     wanted: int = 0
@@ -221,10 +221,10 @@ class Explanation:
         wanted = f" of {launch.wanted} that it was to have" if launch.wanted else ""
         version = f" in version {launch.version}" if launch.version else ""
         under = f" at a pressure of {launch.pressure_pct} %" if launch.pressure_pct else ""
-        grown = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.grown)
+        expanded = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.expanded)
         return (
             f"+{_ms(begun)}: {number}units {launch.units[0]} to {launch.units[1]}{rows} in a batch of {launch.queries}"
-            f"{version} on cores {cores}{wanted}{device}{after}{grown}: took {_ms(took)}, "
+            f"{version} on cores {cores}{wanted}{device}{after}{expanded}: took {_ms(took)}, "
             f"predicted {_ms(launch.predicted_ns)}{under}, "
             f"headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
@@ -249,7 +249,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
-    grows: dict[int, int] = {}
+    expanding: dict[int, int] = {}
     enqueued: dict[int, int] = {}
     decided: dict[int, dict[str, Any]] = {}
     """Launches that have not ended, by number."""
@@ -263,7 +263,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             missing += record.event["events"]
             if story is not None or whole is not None:
                 raise TraceError(f"query {query} had not ended where {record.event['events']} events are missing")
-            for known in (waiting, tenant_of, running, grows, enqueued, decided, deadlines):
+            for known in (waiting, tenant_of, running, expanding, enqueued, decided, deadlines):
                 known.clear()
         elif record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
@@ -284,9 +284,9 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                 times = arrived["arrival_ns"], arrived["deadline_ns"]
                 whole.stages.append(StageStory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
             waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
-        elif record.kind == "LaunchGrew" and record.event["launch"] in running:
+        elif record.kind == "LaunchExpanded" and record.event["launch"] in running:
             launch = running[record.event["launch"]][1]
-            launch.setdefault("grown", []).append((now, grows[launch["id"]]))
+            launch.setdefault("expanded", []).append((now, expanding[launch["id"]]))
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             del decided[record.event["launch"]]
@@ -314,8 +314,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             elif kind in _NOTES and story is not None and action.get("query", -1) in (-1, query):
                 text = _NOTES[kind].format_map(action)
                 story.notes.append((now, text + (", and the fallback does" if action.get("falls_back") else "")))
-            elif kind == "Grow":
-                grows[action["launch"]] = len(action["share"]["cores"])
+            elif kind == "Expand":
+                expanding[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":
                 number = action["query"]
                 for each in whole.stages if whole is not None else ():
@@ -409,7 +409,7 @@ def _count(
                 after=tuple(launch.get("after", ())),
                 pointers=launch["pointers"],
                 enqueued_ns=launch["enqueued_ns"],
-                grown=tuple(launch.get("grown", ())),
+                expanded=tuple(launch.get("expanded", ())),
                 version=work.version,
                 wanted=basis.get("wanted", 0),
                 pressure_pct=basis.get("pressure_pct", 0),

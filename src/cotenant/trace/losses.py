@@ -15,7 +15,10 @@ from cotenant.trace.trace_log import Header, Record, TraceError, decode_event, i
 from cotenant.work import Share
 
 _ACTIONS: Mapping[str, type[Action]] = {"Launch": Launch, "Respond": Respond}
-_SKIPPED = ("LogFull", "LaunchGrew", "TimerFired", "LookAheadDue", "DrainStarted", "QueryCancelled", "QueryWithdrawn")
+_SKIPPED = (
+    *("LogFull", "LaunchExpanded", "TimerFired", "LookAheadDue"),
+    *("DrainStarted", "QueryCancelled", "QueryWithdrawn"),
+)
 """Kinds of records whose actions alone tell of lost queries."""
 
 

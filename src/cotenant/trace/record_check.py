@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import convert
 
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, Respond
-from cotenant.core.events import LaunchEnded, LaunchGrew, QueryArrived
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, Respond
+from cotenant.core.events import LaunchEnded, LaunchExpanded, QueryArrived
 from cotenant.errors import CotenantError
 
 _ACTIONS: Mapping[str, type[Action]] = {each.__name__: each for each in Action.__args__}
@@ -47,7 +47,7 @@ class RecordCheck:
         self._last_query = -1
         self._tenant_of: dict[int, str] = {}
         self._running: dict[int, str] = {}
-        self._grows: set[int] = set()
+        self._expanding: set[int] = set()
         self._has_gap = False
 
     def __call__(self, time_ns: int, event: object, actions: list[_Plain]) -> list[_Plain]:
@@ -57,7 +57,7 @@ class RecordCheck:
         self._now_ns = time_ns
         if isinstance(event, EventsMissing):
             self._has_gap = True
-            for known in (self._tenant_of, self._running, self._grows):
+            for known in (self._tenant_of, self._running, self._expanding):
                 known.clear()
         elif isinstance(event, QueryArrived):
             query = event.query
@@ -65,14 +65,14 @@ class RecordCheck:
                 raise GapError(f"query {query.id} arrives, expected a number above {self._last_query}")
             self._last_query = query.id
             self._tenant_of[query.id] = query.tenant
-        elif isinstance(event, LaunchGrew):
-            if event.launch not in self._grows and not self._has_gap:
-                raise GapError(f"launch {event.launch} has grown, but no line before asks for that")
-            self._grows.discard(event.launch)
+        elif isinstance(event, LaunchExpanded):
+            if event.launch not in self._expanding and not self._has_gap:
+                raise GapError(f"launch {event.launch} has expanded, but no earlier line of the trace decided that")
+            self._expanding.discard(event.launch)
         elif isinstance(event, LaunchEnded):
             if self._running.pop(event.launch, None) is None and not self._has_gap:
                 raise GapError(f"launch {event.launch} has ended, but no line before starts it")
-            self._grows.discard(event.launch)
+            self._expanding.discard(event.launch)
         kept = []
         for kind, action in actions:
             if kind not in _ACTIONS:
@@ -93,7 +93,7 @@ class RecordCheck:
         """Whether an action is of a query or a launch that was there before a gap."""
         if isinstance(action, Respond):
             return action.query not in self._tenant_of
-        return isinstance(action, Grow) and action.launch not in self._running
+        return isinstance(action, Expand) and action.launch not in self._running
 
     def _acted(self, action: Action) -> None:
         if isinstance(action, Launch):
@@ -103,10 +103,10 @@ class RecordCheck:
             self._running[action.id] = action.work.tenant
         elif isinstance(action, Enqueue):
             self._check_queries(action.launch)
-        elif isinstance(action, Grow):
+        elif isinstance(action, Expand):
             if action.launch not in self._running:
-                raise GapError(f"launch {action.launch} is to grow, but it is not running")
-            self._grows.add(action.launch)
+                raise GapError(f"launch {action.launch} is to expand, but it does not run")
+            self._expanding.add(action.launch)
         elif isinstance(action, Respond) and self._tenant_of.pop(action.query, None) is None:
             raise GapError(f"query {action.query} is answered, but no line before says that it arrived and waits")
 

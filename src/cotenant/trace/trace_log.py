@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from msgspec import convert
+from msgspec import convert, structs
 
 from cotenant.core import events as core_events
 from cotenant.core.actions import Action, PolicyFault
@@ -23,6 +23,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.files import UNREADABLE, decode, open_regular
+from cotenant.policies.registry import RENAMED_OPTIONS
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
@@ -39,6 +40,9 @@ _MOST_RECORDS = 1 << 12
 
 
 _MISSING = b'"EventsMissing",'
+
+_RENAMED_KINDS = {"Grow": "Expand", "LaunchGrew": "LaunchExpanded"}
+"""Kinds of events and actions that older traces name otherwise, by their old name."""
 
 
 class TraceError(CotenantError):
@@ -269,7 +273,7 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     except TraceError:
         file.close()
         raise
-    return head, _records(path, file)
+    return structs.replace(head, policy_options=_current_options(head.policy_options)), _records(path, file)
 
 
 def _line(file: BinaryIO, path: Path) -> bytes:
@@ -290,7 +294,7 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = Record(*_RECORD.decode(line), where)
+                record = Record(*_with_current_names(*_RECORD.decode(line)), where)
             except UNREADABLE as error:
                 raise TraceError(f"{where} is not a record ({error})") from None
             try:
@@ -298,6 +302,22 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             except (CotenantError, *UNREADABLE) as error:
                 raise TraceError(f"{where} does not follow from those before it ({error})") from None
             yield record if len(known) == len(record.actions) else replace(record, actions=known)
+
+
+def _with_current_names(
+    time_ns: int, kind: str, event: dict[str, Any], actions: list[tuple[str, dict[str, Any]]]
+) -> tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """The parts of a record, with the names that older traces use replaced by those of this version."""
+    for at, (name, action) in enumerate(actions):
+        if name in _RENAMED_KINDS:
+            actions[at] = _RENAMED_KINDS[name], action
+    if kind == "PolicyChanged" and isinstance(options := event.get("policy_options"), dict):
+        event["policy_options"] = _current_options(options)
+    return time_ns, _RENAMED_KINDS.get(kind, kind), event, actions
+
+
+def _current_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {RENAMED_OPTIONS.get(key, key): value for key, value in options.items()}
 
 
 def missing_events(path: Path) -> int:

@@ -188,7 +188,7 @@ class ContentionWorld(SteppedWorld[_Run]):
         begin = max(now_ns, self._steps[0][0])
         self._add(_Run(launch.id, begin, launch.share.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error))
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def _event_of(self, runs: tuple[_Run, ...]) -> WorldEvent | None:

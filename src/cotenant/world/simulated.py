@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.execute.batches import Batches, BatchTensors
-from cotenant.execute.protocol import OnEnd, OnGrew, Timing
+from cotenant.execute.protocol import OnEnd, OnExpanded, Timing
 from cotenant.work import Share, Work
 
 
@@ -25,26 +25,26 @@ class World(Protocol):
     def start(self, launch: Launch, now_ns: int) -> None:
         """A launch begins."""
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
-        """Let a launch go on in a larger share from its next stop on, if it can: see `core.actions.Grow`."""
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
+        """Let a launch go on in a larger share from its next stop on, if it can: see `core.actions.Expand`."""
 
     def next_ns(self) -> int | None:
-        """When the next launch ends or grows if nothing else is started; None when nothing does."""
+        """When the next launch ends or expands if nothing else is started; None when nothing does."""
 
     def pop(self) -> WorldEvent:
-        """What happens then. At one instant launches grow before others end."""
+        """What happens then. At one instant launches expand before others end."""
 
 
 class WorldEvent(NamedTuple):
-    """A launch has ended, and why if it failed; or it has grown, and goes on."""
+    """A launch has ended, and why if it failed; or it has expanded, and goes on."""
 
     launch: int
     error: str | None = None
-    grew: bool = False
+    expanded: bool = False
 
 
 class _Flight(NamedTuple):
-    """What is left of a launch that can grow, from when it began."""
+    """What is left of a launch that can expand, from when it began."""
 
     began_ns: int
     work: Work
@@ -55,7 +55,7 @@ class _Flight(NamedTuple):
 
 
 class TableWorld:
-    """Launches take what a table says, times a log-normal factor, whatever runs beside them. They can grow.
+    """Launches take what a table says, times a log-normal factor, whatever runs beside them. They can expand.
 
     `noise` is the standard deviation of the logarithm of that factor, `failure_rate` the share of launches that fail;
     both are drawn from one generator seeded by `seed`.
@@ -68,7 +68,7 @@ class TableWorld:
         self._random = Random(seed)
         self._ends: list[tuple[int, int, str | None]] = []
         self._flights: dict[int, _Flight] = {}
-        self._growths: list[tuple[int, int]] = []
+        self._expansions: list[tuple[int, int]] = []
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
@@ -86,7 +86,7 @@ class TableWorld:
         if launch.stops:
             self._flights[launch.id] = _Flight(now_ns, launch.work, launch.share, launch.stops, factor, end)
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World."""
         flight = self._flights[launch]
         for stop in flight.stops:
@@ -102,7 +102,7 @@ class TableWorld:
         heappush(self._ends, end)
         stops = tuple([each for each in flight.stops if each > stop])
         self._flights[launch] = _Flight(at, rest, share, stops, flight.factor, end)
-        heappush(self._growths, (at, launch))
+        heappush(self._expansions, (at, launch))
 
     def _takes_ns(self, work: Work, share: Share, factor: float) -> int:
         duration = self._table.latency_ns(work, share.size, share.device)
@@ -110,14 +110,14 @@ class TableWorld:
 
     def next_ns(self) -> int | None:
         """See World."""
-        if self._growths:
-            return min(self._growths[0][0], self._ends[0][0])
+        if self._expansions:
+            return min(self._expansions[0][0], self._ends[0][0])
         return self._ends[0][0] if self._ends else None
 
     def pop(self) -> WorldEvent:
         """See World."""
-        if self._growths and self._growths[0][0] <= self._ends[0][0]:
-            return WorldEvent(heappop(self._growths)[1], grew=True)
+        if self._expansions and self._expansions[0][0] <= self._ends[0][0]:
+            return WorldEvent(heappop(self._expansions)[1], expanded=True)
         _, launch, error = heappop(self._ends)
         if self._flights:
             self._flights.pop(launch, None)
@@ -143,7 +143,7 @@ class SimulatedExecutor:
         self._lock = Lock()
         self._batches = Batches(has_parts=True)
         self._running: dict[int, tuple[Launch, BatchTensors, OnEnd]] = {}
-        self._growing: dict[int, OnGrew] = {}
+        self._expanding: dict[int, OnExpanded] = {}
         self.put = self._batches.put
         self.take = self._batches.take
         self.discard = self._batches.discard
@@ -168,11 +168,11 @@ class SimulatedExecutor:
     def enqueue(self, launch: Launch) -> None:
         """See Executor: a launch is begun when it starts."""
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
         """See Executor."""
         with self._lock:
-            self._growing[launch] = on_grew
-            self._world.grow(launch, share, self._clock.now_ns())
+            self._expanding[launch] = on_expanded
+            self._world.expand(launch, share, self._clock.now_ns())
             self._wait_for_next()
         return False
 
@@ -194,9 +194,9 @@ class SimulatedExecutor:
             at = self._world.next_ns()
             if at is None or at > self._clock.now_ns():
                 return
-            number, error, grew = self._world.pop()
-            on_grew = self._growing.pop(number, None)
-            if not grew:
+            number, error, expanded = self._world.pop()
+            on_expanded = self._expanding.pop(number, None)
+            if not expanded:
                 launch, batch, on_end = self._running.pop(number)
                 if error is None and launch.part:
                     joined = self._batches.join(launch, tuple(batch.kept), {}, {})
@@ -207,7 +207,7 @@ class SimulatedExecutor:
                 elif error is None:
                     self._batches.pause(launch, batch, batch.kept)
             self._wait_for_next()
-        if not grew:
+        if not expanded:
             on_end(number, error, Timing())
-        elif on_grew is not None:
-            on_grew(number)
+        elif on_expanded is not None:
+            on_expanded(number)

@@ -198,10 +198,10 @@ def test_a_set_starts_only_where_all_of_it_is_predicted_in_time(deadline: int, c
     assert len(told.launches) == count
 
 
-def test_a_cautious_one_starts_a_set_only_where_it_is_sure() -> None:
+def test_a_tail_aware_one_starts_a_set_only_where_it_is_sure() -> None:
     believed = BELIEVED.with_margin(SafetyMargin({"a": Spread(1.5, 10**6), "b": Spread(1.5, 10**6)}))
-    for cautious, count in ((False, 5), (True, 2)):
-        told = Told(JointSchedule(TWO_LANES, cautious=cautious, joint_plans=(PLAN,)))
+    for tail_aware, count in ((False, 5), (True, 2)):
+        told = Told(JointSchedule(TWO_LANES, tail_aware=tail_aware, joint_plans=(PLAN,)))
         told.engine.predictor = believed
         told.arrive(("a", 4, 900), ("b", 1, 120))
         assert len(told.launches) == count
@@ -210,7 +210,9 @@ def test_a_cautious_one_starts_a_set_only_where_it_is_sure() -> None:
 @pytest.mark.parametrize(("deadline", "follows"), [(249, False), (250, True)])
 def test_who_goes_before_a_member_must_be_in_time_behind_the_set(deadline: int, follows: bool) -> None:
     """C is more urgent than b. By the plan the lane is free when b has ended, at 220."""
-    told = Told(JointSchedule(TWO_LANES[:1], stretch=1.0, joint_plans=(JointPlan(PLAN.members, barriers=((4, 0),)),)))
+    told = Told(
+        JointSchedule(TWO_LANES[:1], slack_share=1.0, joint_plans=(JointPlan(PLAN.members, barriers=((4, 0),)),))
+    )
     told.arrive(("a", 4, 170), ("b", 1, 900), ("c", 1, deadline))
     assert [each.work.tenant for each in told.launches.values()] == (["a", "b"] if follows else ["a"])
 
@@ -239,11 +241,11 @@ def test_who_might_arrive_and_go_first_must_be_in_time_behind_the_set() -> None:
 def test_a_batch_that_is_to_go_on_counts_as_waiting() -> None:
     """B is left at a cut for c, and is more urgent than the set that comes then."""
     for deadline, follows in ((210, False), (400, True)):
-        told = Told(JointSchedule((TWO_LANES[0],), stretch=0.0, joint_plans=(PLAN,)))
+        told = Told(JointSchedule((TWO_LANES[0],), slack_share=0.0, joint_plans=(PLAN,)))
         told.arrive(("b", 1, deadline))
         assert told.launches[0].work.end == 1
         plan = JointPlan((JointMember("a", 4, 4), JointMember("c", 1, 1)), waits=(Wait(1, 0, 0, 4),))
-        told.engine.guard.policy = JointSchedule((TWO_LANES[0],), stretch=0.0, joint_plans=(plan,))
+        told.engine.guard.policy = JointSchedule((TWO_LANES[0],), slack_share=0.0, joint_plans=(plan,))
         told.arrive(("a", 4, 200), ("c", 1, 900), at=5)
         told.end(0, 30)
         assert (len(told.launches) == 3) is follows

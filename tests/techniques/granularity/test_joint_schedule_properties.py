@@ -19,7 +19,7 @@ from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, Joint
 from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Tenant
 from cotenant.work import Machine
-from strand_books import Books
+from task_books import Books
 
 MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1), "cuda:1": (0,)})
 LANES = tuple(MACHINE.share((core,)) for core in range(3))
@@ -92,10 +92,10 @@ def walk(random: Random, steps: int) -> None:
         random.choice([*DropRule, DropRule.HOPELESS]),
         random.choice([LANES, LANES[:2], LANES[:1], WIDE, STREAMS]),
     )
-    stretch, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
+    slack_share, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
 
     def policy() -> JointSchedule:
-        return JointSchedule(lanes, drop, preempt, stretch=stretch, joint_plans=PLANS)
+        return JointSchedule(lanes, drop, preempt, slack_share=slack_share, joint_plans=PLANS)
 
     books = Sets(random, policy, TENANTS, TablePredictor(TABLES), MACHINE, SEEN)
     moves: list[Any] = (

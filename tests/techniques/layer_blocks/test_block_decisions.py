@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from block_models import spans_of
 from block_sides import LOW, Side, even, hold, idle_after, number_of, sides, slack_rules, starts_of
-from cotenant.techniques.layer_blocks.policy.block_jobs import BlockGrowth, BlockStart, JobDrop
+from cotenant.techniques.layer_blocks.policy.block_jobs import BlockExpansion, BlockStart, JobDrop
 from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2
 
 SOME = settings(max_examples=80, deadline=None, database=None)
@@ -79,11 +79,11 @@ def test_what_continues_keeps_its_own_cores_then_growing_blocks_then_the_queue()
     slow = side.runs(1, 0, 1000, 0, 4, 2, since=100, due=1300, wanted=4)
     again = side.paused(2, 0, 0, 900, 2, 2)
     made = side.decide(side.rules(2, replans=False), side.sees([new, slow, again], 400, 6))
-    assert sorted((number_of(c), type(c)) for c in made) == [(0, BlockStart), (1, BlockGrowth), (2, BlockStart)]
-    last, growth, first = sorted(made, key=number_of)
-    assert made.index(growth) < made.index(last)
+    assert sorted((number_of(c), type(c)) for c in made) == [(0, BlockStart), (1, BlockExpansion), (2, BlockStart)]
+    last, expansion, first = sorted(made, key=number_of)
+    assert made.index(expansion) < made.index(last)
     assert made.index(first) < made.index(last)
-    assert (growth.cores, first.cores + growth.cores + last.cores - 2) == (4, 6), "all free cores are given out"
+    assert (expansion.cores, first.cores + expansion.cores + last.cores - 2) == (4, 6), "all free cores are given out"
     assert isinstance(last, BlockStart)
     assert last.wanted > last.cores, "the last one wants more than was left"
 

@@ -118,7 +118,7 @@ def test_a_block_that_grows_ends_as_its_units_do() -> None:
     times = [[[[100, 100, 100], [50, 50, 50], [50, 50, 50], [25, 25, 25]]]]
     side = Side([spans_of(times, [[[0] * 3] * 4])], 4)
     block = side.runs(0, 0, 0, 0, 3, 1, since=1000, due=1300, wanted=4)
-    assert [block.grown_due_ns(4, now) for now in (1000, 1100, 1101, 1201)] == [1150, 1150, 1225, 1300]
+    assert [block.expanded_due_ns(4, now) for now in (1000, 1100, 1101, 1201)] == [1150, 1150, 1225, 1300]
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------

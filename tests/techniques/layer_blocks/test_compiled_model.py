@@ -166,16 +166,16 @@ def test_more_cores_compute_the_same_and_join_at_a_stop(folder: Path, model: Com
     executor = ThreadExecutor()
     executor.add_model("t", model)
     executor.put(1, inputs(2))
-    ended, grown = threading.Event(), []
+    ended, expanded = threading.Event(), []
     errors: list[str | None] = []
     end = model.unit_count
     work = Work("t", 0, 2, 0, end, 1)
     launch = Launch(1, 1, (1,), work, True, Share(threads[:1]), 0, stops=tuple(range(1, end)))
-    executor.grow(1, Share(tuple(sorted(threads[:2]))), grown.append)
+    executor.expand(1, Share(tuple(sorted(threads[:2]))), expanded.append)
     executor.start(launch, lambda _, error, __: (errors.append(error), ended.set()))  # type: ignore[func-returns-value]
     assert ended.wait(20)
     assert errors == [None]
-    assert grown == [1]
+    assert expanded == [1]
     same(dict(executor.take(1)), right)
     executor.close()
 
@@ -188,20 +188,20 @@ def test_a_launch_takes_in_a_core_without_a_stop(folder: Path, model: CompiledMo
     runtime, took, most, sizes = model._runtime, [], [], []
     assert runtime is not None
 
-    class Growing:
+    class Expanding:
         """Has the launch grow when its block is open, and waits for who was called."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(runtime, name)
 
         def run(self, block: int, steps: Any, first: int, last: int, others: Any = ()) -> int:
-            took.append(executor.grow(1, Share((0, 903)), lambda _: took.append(False)))
+            took.append(executor.expand(1, Share((0, 903)), lambda _: took.append(False)))
             most.append(runtime.run(block, steps, first, last, others, wait=True))
             sizes.append(last - first)
             return most[-1]
 
     prepared = model.prepared({"x": [1, 3, SIZE, SIZE]})
-    prepared.runtime = Growing()  # type: ignore[assignment]
+    prepared.runtime = Expanding()  # type: ignore[assignment]
     executor.put(1, inputs())
     ended, end = threading.Event(), model.unit_count
     launch = Launch(1, 1, (1,), Work("t", 0, 1, 0, end), True, Share((0,)), 0, stops=tuple(range(1, end)))
@@ -212,7 +212,7 @@ def test_a_launch_takes_in_a_core_without_a_stop(folder: Path, model: CompiledMo
     assert max(most) == 2
     assert max(sizes) > 3, "steps of many units, without a stop"
     same(dict(executor.take(1)), right)
-    assert not executor.grow(1, Share((0, 903)), took.append), "it has ended"
+    assert not executor.expand(1, Share((0, 903)), took.append), "it has ended"
     executor.close()
 
 

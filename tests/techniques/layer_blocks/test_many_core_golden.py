@@ -38,7 +38,7 @@ TENANTS = (
 )
 RUNS: dict[str, Policy] = {
     "many-core-layer-block": LayerBlock(LANES, target=0.6),
-    "many-core-slack-blocks": SlackBlocks(LANES, stretch=0.2),
+    "many-core-slack-blocks": SlackBlocks(LANES, slack_share=0.2),
 }
 
 
@@ -130,7 +130,7 @@ def test_what_is_kept_between_decisions_changes_none(run: str) -> None:
 
 def test_the_traces_show_what_blocks_have() -> None:
     text = b"".join((GOLDEN / f"{run}.jsonl").read_bytes() for run in RUNS).decode()
-    for word in ('"wanted":', '"pressure_pct":', '"Grow"', '"LaunchGrew"', "dropped", "answered"):
+    for word in ('"wanted":', '"pressure_pct":', '"Expand"', '"LaunchExpanded"', "dropped", "answered"):
         assert word in text, word
     launches = [launch for run in RUNS for launch in launches_of(run)]
     assert {trace.work_of(launch).version for launch in launches} == {0, 1, 2}

@@ -100,7 +100,7 @@ def played(world: ManyCoreWorld, starts: Sequence[tuple[int, Launch]]) -> dict[i
     def drain(until: float) -> None:
         while (at := world.next_ns()) is not None and at <= until:
             event = world.pop()
-            if not event.grew:
+            if not event.expanded:
                 ends[event.launch] = at
 
     for at, each in starts:
@@ -190,24 +190,24 @@ def _filled(demand: Sequence[float], cores: Sequence[int], capacity: float) -> l
     return [min(d, low * c) for d, c in zip(demand, cores, strict=True)]
 
 
-def test_a_launch_grows_at_its_next_stop_and_says_so() -> None:
+def test_a_launch_expands_at_its_next_stop_and_says_so() -> None:
     known = {"a": table(*[(160 * US, 0)] * 4)}
     world = ManyCoreWorld(known, ManyCore(10 * GB))
     world.start(launch(7, (0, 4), (0,), stops=(2, 3)), 0)
-    world.grow(7, Share((0, 1, 2, 3)), 10 * US)
+    world.expand(7, Share((0, 1, 2, 3)), 10 * US)
     assert (world.next_ns(), world.pop()) == (320 * US, (7, None, True))  # unit 1 is no stop
     assert (world.next_ns(), world.pop()) == (400 * US, (7, None, False))
     world.start(launch(8, (0, 4), (0,), stops=(1,)), 400 * US)
     assert world.next_ns() == (400 + 640) * US
-    world.grow(8, Share((0, 1)), 600 * US)  # past its only stop: it stays as it is
+    world.expand(8, Share((0, 1)), 600 * US)  # past its only stop: it stays as it is
     assert (world.next_ns(), world.pop()) == (1040 * US, (8, None, False))
 
 
-def test_growth_that_is_asked_for_while_another_one_slows_it_down_comes_later() -> None:
+def test_expansion_that_is_asked_for_while_another_one_slows_it_down_comes_later() -> None:
     known = {"a": table(*[(160 * US, 1_280_000)] * 2)}
     world = ManyCoreWorld(known, ManyCore(10 * GB))
     world.start(launch(0, (0, 2), (0,), stops=(1,)), 0)
-    world.grow(0, Share((0, 1)), 0)
+    world.expand(0, Share((0, 1)), 0)
     assert world.next_ns() == 160 * US
     world.start(launch(1, (0, 1), (4,)), 0)
     assert (world.next_ns(), world.pop()) == (256 * US, (0, None, True))

@@ -14,7 +14,7 @@ from cotenant.core.events import LaunchEnded, LookAheadDue, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Snapshot
-from cotenant.predict.grouped import FORESEEN, FittedGroups, GroupedPredictor
+from cotenant.predict.grouped import MOST_PREFETCHED, FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy import group_jobs
@@ -186,6 +186,8 @@ def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
 def test_no_more_is_foreseen_than_memory_holds() -> None:
     fitted = Slower()
     many = tuple(Tenant(name, 100 * MS, cuts=(0, UNITS), max_batch=400) for name in ("a", "b"))
-    assert sum(GroupedPredictor(TABLES, None, fitted).prefetch(Overlap(TWO_LANES).likely_groups(many))) == FORESEEN
-    assert fitted.asked == FORESEEN
+    assert (
+        sum(GroupedPredictor(TABLES, None, fitted).prefetch(Overlap(TWO_LANES).likely_groups(many))) == MOST_PREFETCHED
+    )
+    assert fitted.asked == MOST_PREFETCHED
     assert sum(GroupedPredictor(TABLES).prefetch(Overlap(TWO_LANES).likely_groups(many))) == 0, "nothing was fitted"

@@ -299,7 +299,7 @@ def test_a_group_without_time_to_spare_is_kept_back_till_it_is_known_when_it_can
 
 
 def test_a_group_that_goes_on_with_what_is_running_is_kept_back() -> None:
-    core = engine(enqueue_ms=1000.0, stretch=0.2)
+    core = engine(enqueue_ms=1000.0, slack_share=0.2)
     [first] = launches(core.handle(QueryArrived(query(0, "b", 100)), 0))
     assert not first.last
     core.handle(QueryArrived(query(1, "b", 1000)), 0)
@@ -488,11 +488,13 @@ def test_without_a_barrier_lanes_are_served_as_under_edf() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"lanes": ()}, {"ways": 0}, {"members": 3}, {"stretch": 2}, {"drop": "none"}, {"enqueue_ms": -1}],
+    [{"lanes": ()}, {"ways": 0}, {"members": 3}, {"slack_share": 2}, {"drop": "none"}, {"enqueue_ms": -1}],
     ids=str,
 )
 def test_values_out_of_range_are_named(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidValueError, match=r"policy 'overlap': (lanes|ways|members|stretch|drop|enqueue_ms) is"):
+    with pytest.raises(
+        InvalidValueError, match=r"policy 'overlap': (lanes|ways|members|slack_share|drop|enqueue_ms) is"
+    ):
         Overlap(**{"lanes": TWO_LANES, **options})  # type: ignore[arg-type]
 
 

@@ -126,7 +126,7 @@ def test_a_guest_takes_no_longer_than_the_lanes_tightest_slo_leaves() -> None:
     assert [tight.outcomes[number] for number in (0, 1)] == [Outcome.DROPPED] * 2
     expected = "tenant 'c' is not in the plan, whose rounds leave 28.0 ms to others, too short for it"
     assert tight.reasons[0] == expected
-    half = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 2)),), stretch=0.5), tenants, costs, queries)
+    half = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 2)),), slack_share=0.5), tenants, costs, queries)
     assert told(half) == [("d", 1)]
 
 
@@ -257,7 +257,7 @@ def test_simulator_and_server_run_a_plan_alike(drop: DropRule, preempt: bool) ->
     [
         (partial(DutyCycle, ()), "lanes"),
         (partial(DutyCycle, ONE_LANE, "hopeless"), "drop"),
-        (partial(DutyCycle, ONE_LANE, stretch=1.5), "stretch"),
+        (partial(DutyCycle, ONE_LANE, slack_share=1.5), "slack_share"),
         (partial(DutyCycle, ONE_LANE, rounds=(Round(), Round())), "rounds"),
         (partial(Slot, "a", 0, 1.0), "batch"),
         (partial(Slot, "a", 1, float("inf")), "rate_per_s"),

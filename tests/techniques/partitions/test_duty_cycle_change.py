@@ -50,7 +50,7 @@ CHOICES: tuple[Policy, ...] = (
     DutyCycle(ONE_LANE, DropRule.NONE, rounds=ROUNDS[:1], lend=False),
     DutyCycle((Share((1,)),), rounds=ROUNDS[1:]),
     DutyCycle(TWO_LANES, DropRule.NONE),
-    Edf(ONE_LANE, stretch=0.0),
+    Edf(ONE_LANE, slack_share=0.0),
     Sjf(TWO_LANES, DropRule.NONE),
     Fcfs(TWO_LANES, DropRule.EXPIRED),
     Overlap(TWO_LANES),
@@ -196,7 +196,7 @@ def test_queues_get_the_order_of_the_new_policy_also_of_suspended_tenants() -> N
 
 
 def test_a_paused_batch_goes_on_where_the_plan_has_no_place_for_it() -> None:
-    core = engine(Edf(ONE_LANE, stretch=0.0))
+    core = engine(Edf(ONE_LANE, slack_share=0.0))
     core.handle(QueryArrived(query(0, "long", 0, 500)), 0)
     actions = core.handle(LaunchEnded(0), 30 * MS)
     [second] = launches(actions)
@@ -251,9 +251,11 @@ def test_a_trace_with_a_change_replays_and_explains_itself(tmp_path: Path) -> No
 
 
 def test_a_plans_policy_comes_back_from_its_options() -> None:
-    policy = configured("duty_cycle", {"preempt": True, "lend": False, "stretch": 0.5}, TWO_LANES, {"rounds": ROUNDS})
+    policy = configured(
+        "duty_cycle", {"preempt": True, "lend": False, "slack_share": 0.5}, TWO_LANES, {"rounds": ROUNDS}
+    )
     assert isinstance(policy, DutyCycle)
-    assert (policy.rounds, policy.lend, policy.preempt, policy.stretch) == (ROUNDS, False, True, 0.5)
+    assert (policy.rounds, policy.lend, policy.preempt, policy.slack_share) == (ROUNDS, False, True, 0.5)
     line = trace.encode(0, PolicyChanged(policy), [])
     assert b'"policy":"duty_cycle"' in line
     record = msgspec.json.decode(line)

@@ -215,7 +215,7 @@ def test_a_batch_that_was_stopped_by_another_policy_goes_on_alone_before_its_gro
             "b": LatencyTable((LatencyRow(0, 1, 1, 4 * MS),)),
         }
     )
-    before = Edf(ONE_LANE, stretch=0.0, preempt=True)
+    before = Edf(ONE_LANE, slack_share=0.0, preempt=True)
     core = Engine([cut, tenant("b", max_batch=1)], before, believed, Machine.cpu((0, 1)))
     core.handle(QueryArrived(Query(0, "a", 0, LONG)), 0)
     rounds = (Round(100 * MS, together(("a", 1), ("b", 1))),)

@@ -12,7 +12,7 @@ from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, ModelSource, OnEnd, OnGrew
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, ModelSource, OnEnd, OnExpanded
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import opened_by
 from cotenant.execute.threads.lanes import Lane
@@ -23,7 +23,7 @@ from cotenant.work import Share
 class ThreadExecutor(BaseExecutor):
     """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
 
-    A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches grow.
+    A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches expand.
     """
 
     has_parts = True
@@ -77,8 +77,8 @@ class ThreadExecutor(BaseExecutor):
         lane.put(partial(self._launches.run, launch, launch.share, model, batch, self._batches.finish, on_end))
 
     @override
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
-        return self._launches.grow(launch, share, on_grew)
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
+        return self._launches.expand(launch, share, on_expanded)
 
     @override
     def close(self, until_s: float | None = None) -> None:

@@ -23,7 +23,7 @@ class Team:
         """Those that are in it by now."""
         return self._cores
 
-    def grow(self, cores: Sequence[int]) -> None:
+    def expand(self, cores: Sequence[int]) -> None:
         """Take these in as well: into what runs now, and into all that it runs from here on."""
         with self._lock:
             new = tuple(core for core in cores if core not in self._cores)

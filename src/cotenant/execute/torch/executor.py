@@ -28,9 +28,9 @@ from cotenant.execute.gpu.completions import Completions
 from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
-from cotenant.execute.gpu.strand_tensors import form_at, results_of, values_of
 from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
+from cotenant.execute.gpu.task_tensors import form_at, results_of, values_of
 from cotenant.execute.protocol import Loaded, LoadSpec, ModelSource, OnEnd, TargetDevice, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import opened_by

@@ -77,7 +77,7 @@ class Run(_Message, frozen=True):
     """As one: their rows are nobody's business in a worker."""
 
 
-class GrowRun(_Message, frozen=True):
+class ExpandRun(_Message, frozen=True):
     """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
 
     launch: int
@@ -150,8 +150,8 @@ class Ended(_Message, frozen=True):
     stolen_ns: int = 0
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun | Reset
-FromWorker = Started | Ready | SessionsPrepared | Refused | GrowRun | Ended | WasReset
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | ExpandRun | Reset
+FromWorker = Started | Ready | SessionsPrepared | Refused | ExpandRun | Ended | WasReset
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

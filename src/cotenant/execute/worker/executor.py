@@ -24,7 +24,7 @@ from cotenant.execute.protocol import (
     ModelExecutor,
     ModelSource,
     OnEnd,
-    OnGrew,
+    OnExpanded,
     Sessions,
     WorkerStatus,
 )
@@ -42,7 +42,7 @@ class ProcessExecutor(BaseExecutor):
 
     The home of a batch is the supervisor whose worker has its tensors. `on_event` is called, like the ends of launches,
     from threads of this executor that hold no lock which other methods need. Batches may run in parts, and launches
-    grow.
+    expand.
     """
 
     has_parts = True
@@ -159,10 +159,10 @@ class ProcessExecutor(BaseExecutor):
         if isinstance(supervisor, WorkerSupervisor):
             supervisor.release(batch)
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
         """See Executor. The worker answers later."""
         for supervisor in list(self._supervisors.values()):
-            supervisor.grow(launch, share, on_grew)
+            supervisor.expand(launch, share, on_expanded)
         return False
 
     def close(self, until_s: float | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import BatchTensors
-from cotenant.execute.protocol import OnEnd, OnGrew, Tensors
+from cotenant.execute.protocol import OnEnd, OnExpanded, Tensors
 from cotenant.execute.worker.channel import AddLane, Channel, Run
 from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
 
@@ -27,7 +27,7 @@ class Pending:
     input_ns: int = 0
     is_sent: bool = False
     waited_ns: int = -1
-    on_grew: OnGrew = lambda _: None
+    on_expanded: OnExpanded = lambda _: None
 
 
 class LaneLink:

@@ -19,12 +19,12 @@ from queue import Empty, SimpleQueue
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.protocol import OnEnd, OnGrew, Readers, Timing, WorkerStarter, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnExpanded, Readers, Timing, WorkerStarter, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
 from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import (
     Ended,
-    GrowRun,
+    ExpandRun,
     Keep,
     Message,
     Open,
@@ -110,11 +110,11 @@ class WorkerSupervisor:
             pending = self._pending[launch.id] = Pending(launch, on_end, batch)
             return self._put(pending) if self._state is WorkerState.UP else None
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+    def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> None:
         """See Executor; the launch may be of another worker."""
         if (pending := self._pending.get(launch)) is not None:
-            pending.on_grew = on_grew
-            self._send(GrowRun(launch, share.cores))
+            pending.on_expanded = on_expanded
+            self._send(ExpandRun(launch, share.cores))
 
     def release(self, batch: int) -> None:
         """Forget the tensors of a batch."""
@@ -371,8 +371,8 @@ class WorkerSupervisor:
         """Whether a message told of a launch."""
         if isinstance(message, Ended):
             self._ended(message)
-        elif isinstance(message, GrowRun):
-            self._pending[message.launch].on_grew(message.launch)
+        elif isinstance(message, ExpandRun):
+            self._pending[message.launch].on_expanded(message.launch)
         else:
             return False
         return True

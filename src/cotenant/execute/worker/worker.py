@@ -22,7 +22,7 @@ from cotenant.execute.worker.channel import (
     AddLane,
     Channel,
     Ended,
-    GrowRun,
+    ExpandRun,
     Keep,
     MessageError,
     Open,
@@ -90,10 +90,10 @@ class Worker:
                     self._lanes.append(thread)
                 elif isinstance(message, ReleaseBatch):
                     self._batches.release(message.batch)
-                elif isinstance(message, GrowRun):
+                elif isinstance(message, ExpandRun):
                     share = Share(message.cores)
-                    if self._launches.grow(message.launch, share, self._grew):
-                        self._grew(message.launch)
+                    if self._launches.expand(message.launch, share, self._expanded):
+                        self._expanded(message.launch)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     try:
                         thread = threading.Thread(target=self._prepare, args=(model, message), daemon=True)
@@ -121,8 +121,8 @@ class Worker:
         self._batches.max_answer_bytes = limit
         self._launches = LaunchRunner(self._batches)
 
-    def _grew(self, launch: int) -> None:
-        self._channel.send(GrowRun(launch), waits=True)
+    def _expanded(self, launch: int) -> None:
+        self._channel.send(ExpandRun(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""

@@ -1,1 +1,1 @@
-"""Policies that start the first of a list: by arrival, by length, by deadline."""
+"""List-scheduling policies: by arrival, by length, by deadline."""

@@ -10,7 +10,7 @@ from cotenant.policies.ordered.listed import ListPolicy
 
 @dataclass(frozen=True, slots=True)
 class Edf(ListPolicy):
-    """Serve the query whose deadline comes first; with `preempt`, also at the boundaries inside a running batch."""
+    """Key: (priority, deadline, number). With `preempt`, the choice is repeated at boundaries inside a batch."""
 
     preempt: bool = True
 

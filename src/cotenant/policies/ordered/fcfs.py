@@ -13,16 +13,16 @@ from cotenant.types import Query, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Fcfs(ListPolicy):
-    """Serve in the order of arrival. Weights play no part."""
+    """Key: (priority, number), so the order of arrival. Weights have no effect."""
 
-    cautious: bool = False
+    tail_aware: bool = False
 
     name: ClassVar[str] = "fcfs"
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """(priority, arrival)."""
+        """(priority, number)."""
         return (tenant.rank, query.id)
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
-        """Behind all that are here, unless its priority is higher."""
+        """After all present queries of the same priority."""
         return (tenant.rank, NEVER_NS)

@@ -1,7 +1,7 @@
-"""List scheduling: free lanes are given to the candidate with the smallest key.
+"""List scheduling: each free lane gets the candidate with the smallest key.
 
-A candidate is the head of a tenant's queue or a batch paused at a segment boundary. Policies of this family differ in
-their keys alone: fcfs, sjf and edf get the same drop rule, batching, lanes and predictor, so that they compare fairly.
+A candidate is the head of a tenant's queue, or a batch paused at a segment boundary. The policies fcfs, sjf and edf
+differ in their keys alone: drop rule, batching, lanes and predictor are the same.
 """
 
 from __future__ import annotations
@@ -15,43 +15,40 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.decision_context import NEVER_NS, DecisionContext, Key, Stretch, extent
+from cotenant.policies.decision_context import NEVER_NS, DecisionContext, Key, SlackShare, extent
 from cotenant.policies.ordered.wide import unions, widened
 from cotenant.policies.shedding.deferral import deferred_by_weight
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
-_MOST_DOUBTFUL = 32
-"""Doubtful queries that one decision passes over; where there are so many, what is behind them hardly helps."""
+_MOST_DEFERRED = 32
+"""Most queries that one decision defers because their upper estimate misses the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListPolicy(BasePolicy):
     """Work-conserving list scheduling over fixed lanes; the base of fcfs, sjf and edf.
 
-    `lanes`: partitions, each of which runs one launch at a time; the first is filled first.
-    `drop`: when waiting queries are given up.
-    `preempt`: stop at segment boundaries and choose again; else every batch runs to its end once it has begun.
-    `stretch`: with `preempt`, how much of the slack (SLO less own latency) of a query that might arrive and go first
-    one launch may use up before it reaches a boundary. 0 stops at every cut.
-    `cautious`: serve waiting queries that are sure to be in time first, with what the predictor's margin adds to their
-    latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
-    at the last moment at which they are predicted to be in time is late with half of them. fcfs and sjf, the plain
-    orders that others are compared with, are so only where they are told to be.
+    1. Under the drop rule `hopeless`, drop candidates that no share ends by their deadline.
+    2. For each free lane, in the order of `lanes`, take the candidate with the smallest key. Under `hopeless`, skip
+       candidates that this lane does not end in time.
+    3. Batch further queries with it (`DecisionContext.form_batch`).
+    4. With `preempt`, run it up to a boundary within `slack_share` of the slack (SLO - own latency) of every more
+       urgent arrival. 0 stops at every cut. Without `preempt`, run it to the end of the model.
 
-    `widen`: the most lanes of cores that one launch gets, rounded down to a power of two. With 2 and more what starts
-    while nobody waits gets the free lanes beside its own where it is predicted quicker by enough, up to its next
-    boundary (see `wide.widened`), and who could be in time only so is admitted, and served when the lanes are free and
-    nobody else is. Costs memory: models are loaded once more for each such share.
+    - `drop`: when waiting queries are dropped. Under `hopeless`, weights count in overload: see `shedding.deferral`.
+    - `tail_aware`: first serve queries that meet their deadline at the upper estimate of latency, then the others.
+      Under overload, queries that start at the last possible moment by median are late half of the time. The baselines
+      fcfs and sjf are not tail-aware by default.
+    - `widen`: the most lanes of one launch, rounded down to a power of two; see `wide.widened`. From 2 on, models are
+      loaded once more for each wider share. A query that only a wider share ends in time is admitted. It starts when
+      these lanes are free and no other query can start.
 
-    Under the drop rule `hopeless`, weights count in overload: see `shedding.deferral`. A query is hopeless when no
-    lane is quick enough; one that is too slow for it leaves it to others.
-
-    Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
+    Raises InvalidValueError without lanes, or for a `drop`, `slack_share` or `widen` out of range.
     """
 
-    stretch: Stretch = 0.1
-    cautious: bool = True
+    slack_share: SlackShare = 0.1
+    tail_aware: bool = True
     widen: Annotated[int, Meta(ge=1, le=1024)] = 1
     wide: tuple[Share, ...] = field(init=False, repr=False, compare=False)
     """Several lanes as one, the largest first."""
@@ -60,10 +57,10 @@ class ListPolicy(BasePolicy):
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
         self.check("widen", self.widen >= 1, "at least 1")
         object.__setattr__(self, "wide", unions(self.lanes, self.widen))
-        self.specify(shares=(*self.lanes, *self.wide), cautious=self.cautious)
+        self.specify(shares=(*self.lanes, *self.wide), tail_aware=self.tail_aware)
 
     @property
     def _all_sizes(self) -> tuple[int, ...]:
@@ -71,17 +68,17 @@ class ListPolicy(BasePolicy):
         return (*self.sizes, *[share.size for share in self.wide]) if self.wide else self.sizes
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
-        """Order of a paused batch among the candidates: that of its most urgent query."""
+        """Key of a paused batch: that of its most urgent query."""
         if len(batch.queries) == 1:
             return self.queue_key(batch.queries[0], batch.tenant, predictor)
         return min([self.queue_key(query, batch.tenant, predictor) for query in batch.queries])
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
-        """The smallest key that a query of this tenant could have if it arrived now; here it is its deadline."""
+        """Lower bound of the key of a query of this tenant that arrives now: (priority, deadline)."""
         return (self.rank_of(tenant), now_ns + tenant.slo_ns)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Fill the free lanes, most urgent candidate first."""
+        """Fill the free lanes, smallest key first."""
         only = self._only_start(snapshot, snapshot.free_mask)
         if only is not None:
             return Decision((only,), (), memory)
@@ -90,10 +87,10 @@ class ListPolicy(BasePolicy):
         return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
     def _only_start(self, snapshot: Snapshot, free: int) -> Start | None:
-        """The start of the only candidate, a waiting query or a paused batch, in the first lane of the mask `free`.
+        """The start of the only candidate, a query or a paused batch, in the first lane of the mask `free`.
 
-        No choice is left where it is in time there: this is a short way to the start that `_fill_lanes` makes. None
-        where there are more candidates, that lane is too slow, or lanes may be widened.
+        Fast path to the start that `_fill_lanes` would make. None with more candidates, if that lane is too slow, or if
+        lanes may be widened.
         """
         only: QueueView | None = None
         for queue in snapshot.queues.values():
@@ -126,11 +123,11 @@ class ListPolicy(BasePolicy):
         return Start(work, queries, lane, needed_ns, batch)
 
     def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
-        """Whether the only candidate, this work, begins in the first free lane, which ends it by its deadline."""
+        """Whether the only candidate, which is in time in the first free lane, certainly starts there."""
         return True
 
     def _context(self, snapshot: Snapshot) -> DecisionContext:
-        """The books of a decision, with queries deferred by weight."""
+        """The context of a decision, with queries deferred by weight."""
         context = DecisionContext(snapshot, self.drop, self.batch_key)
         if snapshot.weights_differ and context.drops_hopeless:
             deferred = deferred_by_weight(snapshot, context.paused, len(self.lanes), self.lanes[0].size)
@@ -139,12 +136,12 @@ class ListPolicy(BasePolicy):
         return context
 
     def _fill_lanes(self, context: DecisionContext, free: int) -> None:
-        """Give candidates those lanes whose slots are all in the mask `free`, and what is left to widen them."""
+        """Give candidates the lanes inside the mask `free`, then use the rest of it to widen the starts."""
         size, first = 0, len(context.starts)
         for lane in self.lanes:
             mask = lane.mask
             if mask & free == mask:
-                if size and lane.size != size:  # who does not fit into one may fit into another
+                if size and lane.size != size:  # a candidate too slow for one size may fit another
                     context.reset()
                 size = lane.size
                 start = self._fill(context, lane, free & ~mask)
@@ -160,10 +157,10 @@ class ListPolicy(BasePolicy):
             self._widen(context, first, free)
 
     def _widen(self, context: DecisionContext, first: int, free: int) -> None:
-        """Widen starts from number `first` on; where there are none, start who is in time in several lanes alone."""
+        """Widen the starts from position `first` on; without any, start a candidate that needs a wide share."""
         for number, start in enumerate(context.starts[first:], first):
             tenant = context.snapshot.queues[start.work.tenant].tenant
-            context.starts[number] = made = widened(context, start, tenant, self.wide, free, self.stretch)
+            context.starts[number] = made = widened(context, start, tenant, self.wide, free, self.slack_share)
             free &= ~made.share.mask
         share = next((share for share in self.wide if share.mask & ~free == 0), None)
         if share is not None and len(context.starts) == first:
@@ -173,15 +170,15 @@ class ListPolicy(BasePolicy):
                 context.starts.append(alone)
 
     def _fill(self, context: DecisionContext, lane: Share, beside: int) -> Start | None:
-        """Start the best candidate that is not hopeless; give up those before it that are.
+        """The start of a lane; None without a candidate.
 
-        `beside` is the mask of the free slots that this decision may still give to other launches.
-
-        What is doubtful is put off, and taken when nothing else is left; what needs another lane is passed over.
+        For each candidate, by key: drop it if no share ends it in time. Skip it if this lane is too slow. With
+        `tail_aware`, defer it if its upper estimate misses the deadline. Else start it. If none is left, start the
+        first deferred one. `beside` is the mask of free slots that this decision may give to other launches.
         """
         now, latency_ns, cores = context.now_ns, context.latency_ns, lane.size
         queries: Sequence[Query]
-        while len(context.deferred) < _MOST_DOUBTFUL and (best := context.best()) is not None:
+        while len(context.deferred) < _MOST_DEFERRED and (best := context.best()) is not None:
             if isinstance(best, tuple):
                 queue, at = best
                 head, tenant = queue.queries[at], queue.tenant
@@ -198,8 +195,8 @@ class ListPolicy(BasePolicy):
                 work, needed = self._extent(context.snapshot, tenant, context.paused[-1][0], work, lane, needed)
                 return Start(work, (), lane, needed, best.id)
             elif (
-                self.cautious
-                and now + context.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline
+                self.tail_aware
+                and now + context.snapshot.predictor.upper_ns(tenant.name, needed, tenant.slo_ns) > deadline
             ):
                 context.skip(best, deferred=True)
             else:
@@ -215,12 +212,14 @@ class ListPolicy(BasePolicy):
     def _start_batch(
         self, context: DecisionContext, queue: QueueView, at: int, lane: Share, work: Work, latency: int, beside: int
     ) -> Start:
-        """Start the batch that is headed by the query at a position, for which `work` and `latency` are of it alone."""
+        """Start the batch that begins with the query at a position; `work` and `latency` are those of that query."""
         tenant = queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
             lanes = sum([each.mask & beside == each.mask for each in self.lanes])
-            queries, latency = context.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
+            queries, latency = context.form_batch(
+                queue, at, lane.size, latency, tail_aware=self.tail_aware, lanes=lanes
+            )
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))
         if self.preempt and len(tenant.cuts) > 2:
@@ -230,17 +229,17 @@ class ListPolicy(BasePolicy):
     def _extent(
         self, snapshot: Snapshot, tenant: Tenant, key: Key, work: Work, lane: Share, remaining_ns: int
     ) -> tuple[Work, int]:
-        """How much of the work to run before the next choice, and the predicted latency of that.
+        """The part of the work to run before the next choice, and its predicted latency.
 
-        Every boundary costs a little, so the stretch is as long as no query that might arrive meanwhile would miss
-        more than its share of slack by waiting for the boundary.
+        Each boundary costs time, so the segment is as long as `slack_share` allows. The slack is that of every tenant
+        with a query that would go first if it arrived now.
         """
-        allowed, cores, name = NEVER_NS if self.stretch else 0, lane.size, tenant.name
+        allowed, cores, name = NEVER_NS if self.slack_share else 0, lane.size, tenant.name
         now, predictor = snapshot.now_ns, snapshot.predictor
         latency_ns = predictor.latency_ns
         for queue in snapshot.queues.values() if allowed else ():
             other = queue.tenant
             if other.name != name and self.arrival_key(other, now, predictor) < key:
                 slack = other.slo_ns - latency_ns(other.work(0, 1), cores)
-                allowed = min(allowed, max(0, int(slack * self.stretch)))
+                allowed = min(allowed, max(0, int(slack * self.slack_share)))
         return extent(latency_ns, tenant, work, cores, remaining_ns, allowed)

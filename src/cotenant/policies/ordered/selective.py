@@ -1,7 +1,8 @@
-"""Policies that shed load: each has an objective, by which it chooses the queries that are dropped under overload.
+"""Load-shedding policies: earliest deadline first, with an objective that selects the queries to drop under overload.
 
-Queries are served by the earliest deadline. At every arrival, and whenever a lane is free, all live queries are laid on
-the lanes. Where some would be late, the queries of the least value are dropped at once, so that clients can retry.
+1. At every arrival, and whenever a lane is free, schedule all live queries on the lanes by deadline (`shedding.jobs`).
+2. While a query would be late, drop the query of the least value up to it at once, so that its client can retry.
+3. Fill the free lanes as `edf` does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, AccountView, Decision, DropRule, Snapshot
+from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, Decision, DropRule, FairQueueView, Snapshot
 from cotenant.policies.decision_context import DecisionContext
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.shedding.jobs import Number
@@ -20,13 +21,12 @@ from cotenant.work import Share, Work
 
 _NONE: Mapping[int, int] = {}
 _SOON_NS = 5_000_000
-"""A query that comes so shortly before a launch ends is decided on then, with all that has come: at three times the
-capacity a decision at each arrival took a fifth of a core, from models and front-ends, and seven tenants had 0.13 of
-their queries in time where edf, which is not asked then, had 0.52."""
+"""An arrival this close to the predicted end of a launch waits for the decision at that end: bounds the cost of
+decisions."""
 
 
 def _free_lanes(lanes: Sequence[Share], free: int) -> int:
-    """The slots of those lanes whose slots are all in the mask `free`, which may have slots of no lane, too."""
+    """The slots of the lanes that are inside the mask `free`."""
     found = 0
     for lane in lanes:
         mask = lane.mask
@@ -36,7 +36,7 @@ def _free_lanes(lanes: Sequence[Share], free: int) -> int:
 
 
 def _ends_soon(snapshot: Snapshot) -> bool:
-    """Whether a launch is predicted to end about now."""
+    """Whether a launch is predicted to end within _SOON_NS of now."""
     now = snapshot.now_ns
     ends = [run.started_ns + run.launch.predicted_ns - now for run in snapshot.running.values()]
     return any(-_SOON_NS < left < _SOON_NS for left in ends)
@@ -44,8 +44,8 @@ def _ends_soon(snapshot: Snapshot) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Most(ListPolicy):
-    """Maximises the number of answers in time: drops the query of the most work. Subclasses change members of
-    `shed.SheddingPolicy`."""
+    """Maximises the number of queries answered within their SLO: drops the query of the most work for each answer.
+    Subclasses override members of `shed.SheddingPolicy`."""
 
     preempt: bool = True
 
@@ -54,10 +54,10 @@ class Most(ListPolicy):
 
     def __post_init__(self) -> None:
         ListPolicy.__post_init__(self)
-        self.specify(asked=AT_ARRIVALS if self.drop is DropRule.HOPELESS else WHEN_FREE)
+        self.specify(requests=AT_ARRIVALS if self.drop is DropRule.HOPELESS else WHEN_FREE)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Drop queries that cannot be in time together, then fill the free lanes with the earliest deadlines."""
+        """Drop queries that cannot be in time together, then fill the free lanes by deadline."""
         free = _free_lanes(self.lanes, snapshot.free_mask)
         if not free and _ends_soon(snapshot):
             return Decision(memory=memory)
@@ -73,26 +73,27 @@ class Most(ListPolicy):
         return Decision(tuple(context.starts), tuple(context.drops), memory, again_ns=context.again_ns)
 
     def _is_forced(self, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
-        """Whether nothing is dropped, either."""
+        """Whether the decision drops no query, so that the only candidate starts."""
         return self.drop is not DropRule.HOPELESS or all_fit(self, snapshot, work, deadline_ns)
 
-    def attainment(self, account: AccountView) -> float:
-        """Attainment of all queries."""
-        return account.attainment
+    def attainment(self, queue: FairQueueView) -> float:
+        """Attainment of all queries of the tenant."""
+        return queue.attainment
 
-    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
-        """None: the policy knows no quotas."""
+    def virtual_deadlines(self, queue: FairQueueView | None) -> Mapping[int, int]:
+        """None: the policy has no quotas."""
         return _NONE
 
     def value(
         self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """More for less work an answer."""
+        """Minus the work for each answer."""
         return (-work_ns / answers,)
 
 
 class Weighted(Most):
-    """The largest weight of answers in time: drops the query of the least weight for its work."""
+    """Maximises the total weight of queries answered within their SLO: drops the query of the least weight for its
+    work."""
 
     __slots__ = ()
 
@@ -101,41 +102,43 @@ class Weighted(Most):
     def value(
         self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """Weight for work."""
+        """Weight of answers over work."""
         return (weight * answers / work_ns,)
 
 
 class Quotas(Most):
-    """A policy of quotas: priorities of tenants count among queries out of quota alone, as part of their value.
+    """Base of policies with quotas: tenants' priorities count among queries out of quota alone, as part of their value.
 
-    Where it may drop queries, all are served by deadline. Under other drop rules quotas have no effect, and the
-    priority goes first.
+    Under the drop rule `hopeless` all queries are served by deadline. Under other drop rules quotas have no effect, and
+    priorities go first.
     """
 
     __slots__ = ()
 
     def rank_of(self, tenant: Tenant) -> int:
-        """One for all tenants where quotas have an effect."""
+        """The same for all tenants if quotas have an effect."""
         return 0 if self.drop is DropRule.HOPELESS else tenant.rank
 
 
 class Shares(Quotas):
-    """Guarantees each tenant its quota of device time, then maximises the number of answers in time: drops queries out
-    of quota first, of these by the lowest priority of tenants, then by the most work. Where there are none, it drops a
-    query of the tenant of the largest attainment."""
+    """Guarantees each tenant its quota of device time, then maximises the number of queries answered within their SLO.
+
+    Drops queries out of quota first: by the lowest priority, then by the most work. If all are in quota, drops a query
+    of the tenant of the largest attainment.
+    """
 
     __slots__ = ()
 
     name: ClassVar[str] = "shares"
     reserves: ClassVar[bool] = True
 
-    def attainment(self, account: AccountView) -> float:
-        """Attainment of queries in quota, which the loss of others does not lower."""
-        return account.kept
+    def attainment(self, queue: FairQueueView) -> float:
+        """Attainment of queries in quota; the loss of others does not lower it."""
+        return queue.quota_attainment
 
-    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
-        """Those of the tenant's quota."""
-        return _NONE if account is None else account.due_ns
+    def virtual_deadlines(self, queue: FairQueueView | None) -> Mapping[int, int]:
+        """Virtual deadlines at the tenant's quota."""
+        return _NONE if queue is None else queue.deadlines_ns
 
     def value(
         self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
@@ -145,17 +148,19 @@ class Shares(Quotas):
 
 
 class Fair(Quotas):
-    """Maximises the smallest attainment: quotas are in proportion to the demand of tenants. Out of quota it drops a
-    query of the tenant of the lowest priority, of these of the largest attainment; of one tenant, the query of the
-    most work."""
+    """Maximises the smallest attainment of tenants (max-min fairness): quotas are in proportion to demand.
+
+    Drops queries out of quota first: by the lowest priority, then by the tenant of the largest attainment, then by the
+    most work.
+    """
 
     __slots__ = ()
 
     name: ClassVar[str] = "fair"
 
-    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
-        """Those of the tenant's part of all demand."""
-        return _NONE if account is None else account.even_due_ns
+    def virtual_deadlines(self, queue: FairQueueView | None) -> Mapping[int, int]:
+        """Virtual deadlines at the tenant's part of all demand."""
+        return _NONE if queue is None else queue.even_deadlines_ns
 
     def value(
         self, in_quota: Number, attainment: Number, weight: Number, rank: Number, work_ns: Number, answers: Number

@@ -14,23 +14,23 @@ from cotenant.types import Query, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Sjf(ListPolicy):
-    """Serve the shortest job first; with `preempt`, the one with the shortest remaining time."""
+    """Key: (priority, predicted latency / weight, number); with `preempt`, the remaining latency."""
 
-    cautious: bool = False
+    tail_aware: bool = False
 
     name: ClassVar[str] = "sjf"
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """(priority, predicted latency / weight, arrival)."""
+        """(priority, predicted latency / weight, number)."""
         return (tenant.rank, self._work(tenant, query.shape, query.items, 0, predictor), query.id)
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
-        """(priority, predicted remaining latency / weight, arrival)."""
+        """(priority, predicted remaining latency / weight, number of the first query)."""
         work = self._work(batch.tenant, batch.shape, batch.items, batch.next_unit, predictor)
         return (batch.tenant.rank, work, batch.queries[0].id)
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
-        """As if it arrived now with one row of the first declared shape."""
+        """The key of a query with one row of the first declared shape, without its number."""
         return (tenant.rank, self._work(tenant, 0, 1, 0, predictor))
 
     def _work(self, tenant: Tenant, shape: int, items: int, start: int, predictor: Predictor) -> int:

@@ -1,4 +1,4 @@
-"""Lanes that widen: what starts while nobody waits gets the free lanes beside its own, up to its next boundary."""
+"""Widening: while no query waits, a launch also gets the free lanes beside its own, up to its next boundary."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cotenant.policies.decision_context import NEVER_NS, DecisionContext, extent
 from cotenant.types import Tenant
 from cotenant.work import CPU, Share
 
-_WORTH = 0.75
-"""Of its latency in one lane that a launch takes at most in twice as many, or it stays where it is. Of the models that
-we have, those that gain less have long parts that run on one core. Chosen by hand."""
+_LEAST_GAIN = 0.75
+"""Largest ratio of latencies at which doubling the lanes counts as a gain. Chosen by hand
+(docs/decisions/0042-lanes-that-widen.md)."""
 
 
 def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
-    """Neighbouring lanes of cores as one share, 2, 4, 8 and so on of them up to `most`; the largest first.
+    """Shares of 2, 4, 8, ... up to `most` neighbouring lanes of cores, the largest first.
 
-    No two of one size have a lane in common, so that little is loaded more than once.
+    Shares of one size are disjoint, so that models are loaded few times.
     """
     cores = [lane for lane in lanes if lane.device == CPU]
     made: list[Share] = []
@@ -33,14 +33,14 @@ def unions(lanes: Sequence[Share], most: int) -> tuple[Share, ...]:
 
 
 def widened(
-    context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, stretch: float
+    context: DecisionContext, start: Start, tenant: Tenant, wide: Sequence[Share], free: int, slack_share: float
 ) -> Start:
-    """A start in the largest of the shares `wide` that have its lane, whose other lanes are all in the mask `free`, and
-    in which it is predicted quicker by enough; as it was where there is none.
+    """The start in the largest wider share that qualifies; unchanged if none does.
 
-    Whoever arrives meanwhile finds no lane, where else he would find one: the launch ends at a boundary that it reaches
-    before it has used up more than the share `stretch` of anybody's slack (SLO less own latency), or where none comes
-    so soon, at its next one. Models that are not cut stay in one lane where they would take longer than that.
+    1. A share of `wide` qualifies if it contains the start's lane and its other slots are in the mask `free`.
+       Each doubling of lanes has to multiply the latency by at most _LEAST_GAIN.
+    2. The launch ends at the last boundary within `slack_share` of every tenant's slack (SLO - own latency), or at its
+       next boundary. A model without cuts qualifies only if it ends within that time.
     """
     cuts, latency_ns = tenant.cuts, context.latency_ns
     whole = start.work.until(cuts[-1])
@@ -49,13 +49,13 @@ def widened(
         if start.share.mask & ~share.mask or share.mask & ~(free | start.share.mask):
             continue
         needed, doublings = latency_ns(whole, share.size), (share.size // start.share.size).bit_length() - 1
-        if needed > narrow_ns * _WORTH**doublings:
+        if needed > narrow_ns * _LEAST_GAIN**doublings:
             continue
         allowed = NEVER_NS
         for queue in context.snapshot.queues.values():
             other = queue.tenant
             slack = other.slo_ns - latency_ns(other.work(0, 1), start.share.size)
-            allowed = min(allowed, max(0, int(slack * stretch)))
+            allowed = min(allowed, max(0, int(slack * slack_share)))
         if needed <= allowed or len(cuts) > 2:
             work, needed = extent(latency_ns, tenant, whole, share.size, needed, allowed)
             return structs.replace(start, work=work, share=share, predicted_ns=needed)

@@ -1,4 +1,4 @@
-"""Load shedding: which waiting queries are dropped, and which are deferred, when not all can meet their deadlines.
+"""Load shedding: selects the queries to drop or to defer when not all can meet their deadlines.
 
-`shed.shed` is the entry of policies that drop queries; `deferral.deferred` that of plain orders, which only defer them.
+`shed.shed` is the entry for policies that drop queries; `deferral.deferred` for list policies, which only defer them.
 """

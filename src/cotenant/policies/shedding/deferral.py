@@ -1,7 +1,7 @@
-"""Deferral by weight: under overload a plain order serves the queries of less weight for their work after all others.
+"""Deferral by weight: under overload, list policies serve queries of less weight for their work after all others.
 
-The rule is the one of `jobs`, with weight for work as the value, and in any order of the policy's keys. Its jobs count
-lanes as one that is `lanes` times as fast, and each job ends at the speed of one lane.
+The algorithm is that of `jobs`, by the policy's keys, with weight over work as the value. The lanes count as one lane
+of `lanes` times the speed; the last job of a prefix takes the time of one lane.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotenant.policies.decision_context import Key
 
 
 class WeightedJob(NamedTuple):
-    """Work that waits: its key, what it takes of one lane, its deadline, its weight, and its queries."""
+    """Waiting work: its key, its time on one lane, deadline, weight, and queries."""
 
     key: Key
     work_ns: int
@@ -24,8 +24,8 @@ class WeightedJob(NamedTuple):
 
 
 def deferred(jobs: list[WeightedJob], lanes: int, now_ns: int, busy_ns: int) -> frozenset[int]:
-    """Queries to defer so that those of larger weight can be in time; `busy_ns` is the sum of the times for which the
-    lanes are predicted to be taken."""
+    """Queries to defer so that queries of larger weight can be in time. `busy_ns` is the sum over lanes of the
+    predicted time until the lane is free."""
     begin_ns = now_ns + busy_ns / lanes
     kept: list[tuple[float, Key, WeightedJob]] = []
     out: set[int] = set()
@@ -45,9 +45,9 @@ def deferred(jobs: list[WeightedJob], lanes: int, now_ns: int, busy_ns: int) -> 
 def deferred_by_weight(
     snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], lanes: int, cores: int
 ) -> frozenset[int]:
-    """Queries to defer of those that wait, and of the paused batches of the context; none where the weights are equal.
+    """Queries to defer among waiting queries and paused batches; none if all weights are equal.
 
-    Queries that no lane of so many `cores` ends in time do not count.
+    Queries that no lane of `cores` cores ends in time are ignored.
     """
     weights = {queue.tenant.weight for queue in snapshot.queues.values() if queue.queries}
     weights.update([batch.tenant.weight for batch in snapshot.paused])

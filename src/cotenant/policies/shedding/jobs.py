@@ -1,9 +1,10 @@
-"""The jobs of one shedding decision: rows that sort into the policy's order, and which of them can be in time together.
+"""Selection of the jobs to drop: the algorithm of Moore and Hodgson for the fewest late jobs (Moore, 1968).
 
-The rule is that of Moore and Hodgson for the fewest late jobs (Moore, 1968): jobs are laid on the lanes in the policy's
-order, and whenever one would be late, jobs up to it are removed, the one of the least value first. On one lane, with
-the most work as the least value, no other choice leaves more in time. With several lanes, or values that differ in more
-than work, it is a heuristic. `FewJobs` goes through the jobs one by one; `many_jobs.ManyJobs` does the same in columns.
+1. Schedule the jobs in the policy's order, each on the lane that is free first.
+2. When a job would be late, remove the job of the least value among those up to it; repeat until it is in time.
+
+On one lane, with the most work as the least value, the result is optimal. With several lanes or other values it is a
+heuristic. `FewJobs` processes jobs one by one; `many_jobs.ManyJobs` does the same in columns.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ RANK, DEADLINE, NUMBER, VIRTUAL_DEADLINE, IN_QUOTA, ANSWERS, OWNER, WORK = range
 DEFERRED = 1 << 20
 """Added to the rank of a deferred job: it comes after all that are not."""
 FEW = 128
-"""Jobs up to which they are laid on the lanes one by one; of more, which lane gets which hardly matters."""
+"""Most jobs that are assigned to single lanes; more jobs are scheduled as if the lanes were one."""
 _SCANS = 3
-"""Victims of one decision that are found by a scan of all jobs; further ones come from heaps."""
+"""Victims of one decision that a scan of all jobs finds; heaps find further ones."""
 _FADES = 1 - 1 / 64
 """Factor of a tenant's attainment for each of its jobs that is removed."""
 Number = TypeVar("Number", "float", "NDArray[np.float64]")
 
 
 class Value(Protocol):
-    """Value of a job, or of columns of jobs, as a sequence that is compared as tuples are: the least is removed first.
+    """Value of a job, or of columns of jobs, as a sequence in lexicographic order: the least is removed first.
 
-    Which of two jobs of one tenant has less value must not depend on the tenant's attainment, if that is above zero.
+    The order of two jobs of one tenant must not depend on the tenant's attainment, if that is above zero.
     """
 
     def __call__(
@@ -70,7 +71,7 @@ class SelectionValues:
         return self.value(in_quota, 1.0, self.weights[owner], self.ranks[owner], work_ns, answers)
 
     def lost(self, owner: int) -> None:
-        """A job of this tenant is removed: its next ones have more value."""
+        """Lower the tenant's attainment for a removed job, which raises the value of its other jobs."""
         self.attainments[owner] *= _FADES
 
 
@@ -142,9 +143,9 @@ class FewJobs:
         self.jobs, self._free_at, self._now_ns = jobs, free_at, now_ns
 
     def are_timely(self, *, virtual: bool) -> bool:
-        """Whether all meet their deadlines, or the virtual ones, were the lanes one that is as fast as all of them.
+        """Whether all jobs meet their deadlines, or virtual ones, on one lane with the speed of all lanes.
 
-        Each begins no later on the lanes, of which the one that is free first gets the next job.
+        Sufficient: on the real lanes each job begins no later.
         """
         begin, lanes = sum(self._free_at), len(self._free_at)
         limit, work = VIRTUAL_DEADLINE if virtual else DEADLINE, WORK
@@ -156,8 +157,8 @@ class FewJobs:
         return True
 
     def hopeless(self) -> list[tuple[int, int, int]]:
-        """Remove those that would be late even as the first one: of each its number, the time until its end, and the
-        time to its deadline."""
+        """Remove jobs that would be late even if they were first. Returns for each its number, the time until its end
+        and the time to its deadline."""
         now, free_at = self._now_ns, min(self._free_at)
         late = [each for each in self.jobs if free_at + each[WORK] > each[DEADLINE]]
         if late:
@@ -169,7 +170,7 @@ class FewJobs:
         return all(in_quota for _, _, _, _, in_quota, _, _, _ in self.jobs)
 
     def defer(self, values: SelectionValues, reserve: Reserve | None) -> list[int]:
-        """Put jobs out of quota after all others where quotas or expected demand need their time; their numbers."""
+        """Move jobs out of quota after all others if quotas or expected demand need their time; their numbers."""
         back = self._before_quotas(values)
         if reserve is not None:
             self._before_demand(values, reserve, back)
@@ -187,8 +188,8 @@ class FewJobs:
     def _before_quotas(self, values: SelectionValues) -> set[int]:
         """Positions of jobs out of quota that jobs in quota need deferred to meet their virtual deadlines.
 
-        The lanes count as one that is as fast as all of them. Where the jobs in quota would be late even alone, all
-        jobs out of quota before them are deferred. No job is deferred for one of a lower priority.
+        The lanes count as one with the speed of all. If the jobs in quota would be late even alone, all jobs out of
+        quota before them are deferred. No job is deferred for one of a lower priority.
         """
         begin, lanes = sum(self._free_at), len(self._free_at)
         back = set[int]()
@@ -220,10 +221,9 @@ class FewJobs:
         return back
 
     def _before_demand(self, values: SelectionValues, reserve: Reserve, back: set[int]) -> None:
-        """Also defer out-of-quota jobs that would miss their deadline once the expected higher-value demand is served
-        first: add their positions to `back`.
+        """Also defer out-of-quota jobs that would miss their deadline after the expected higher-value demand.
 
-        Jobs out of quota of lower priorities do not count: they have less value, and go first where not all can stay.
+        Adds their positions to `back`. Jobs out of quota of lower priority do not count: they have less value.
         """
         begin, lanes, now, ranks = sum(self._free_at), len(self._free_at), self._now_ns, values.ranks
         loose, are_ranked, ahead_ns = dict[int, int](), len(set(ranks)) > 1, reserve.ahead_ns
@@ -243,9 +243,9 @@ class FewJobs:
             begin += work_ns
 
     def select(self, values: SelectionValues, most: int) -> list[tuple[Job, Job]]:
-        """Remove victims, `most` at most, so that the other jobs can be in time: each with the job that was late.
+        """Remove at most `most` victims so that the other jobs can be in time; returns each with the late job.
 
-        Of the jobs up to a late one, and of its rank, the one of the least value goes.
+        The victim is the job of the least value among those of the late job's rank up to the late job.
         """
         victims = list[tuple[Job, Job]]()
         if self.are_timely(virtual=False):
@@ -280,7 +280,7 @@ class FewJobs:
             gone.add(victim)
             if victim == at:
                 at += 1
-            else:  # all behind it begin earlier: none of them is late that was not before
+            else:  # all later jobs begin earlier: no other job becomes late
                 times = sorted(self._free_at)
                 for each in range(at):
                     if each not in gone:
@@ -289,8 +289,11 @@ class FewJobs:
         return victims
 
     def behind_quotas(self, paused: int) -> list[int]:
-        """Numbers of jobs out of quota with a deadline at or after the earliest virtual deadline of their rank, among
-        those of queries that wait and of the first `paused` batches: they start after these."""
+        """Numbers of jobs out of quota that start after jobs in quota.
+
+        These have a deadline at or after the earliest virtual deadline of their rank, among waiting queries and the
+        first `paused` batches.
+        """
         first = dict[int, int]()
         for rank, _, number, virtual_deadline_ns, in_quota, _, _, _ in self.jobs:
             if in_quota and number >= -paused and virtual_deadline_ns < first.get(rank, virtual_deadline_ns + 1):
@@ -303,17 +306,17 @@ class FewJobs:
 
 
 class ShortQueue:
-    """The queries of a short queue at one of its editions, as jobs in a list.
+    """The queries of a short queue at one edition, as a list of jobs.
 
-    `rank` is that of all, None where they differ. `jobs` are as `tell` made them last: by `predictor`, which is None
-    before, and for the tenant's number `owner`; `rows` is room to keep them as columns.
+    `rank` is the rank of all queries, None if they differ. `tell` makes `jobs` for a `predictor` and the tenant's
+    number `owner`; before, `predictor` is None. `rows` caches the jobs as columns.
     """
 
     __slots__ = ("_virtual_deadlines", "edition", "jobs", "owner", "predictor", "rank", "rows")
 
     def __init__(self, queue: QueueView, virtual_deadlines: Mapping[int, int]) -> None:
-        """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number;
-        `virtual_deadlines` has those of queries in quota, by number."""
+        """Of a non-empty queue with keys of the form (rank, deadline, ..., number). `virtual_deadlines` has those of
+        queries in quota, by number."""
         self.edition = queue.edition
         self.rank: int | None = queue.keys[0][0]
         if not queue.are_alike and any(key[0] != self.rank for key in queue.keys):
@@ -331,8 +334,7 @@ class ShortQueue:
     __hash__ = None  # type: ignore[assignment]
 
     def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
-        """Make the jobs, for the tenant's number and what work is believed to take of a lane now. The queue is that of
-        this edition."""
+        """Make the jobs of this edition's queue, for the tenant's number and the present predictions of work."""
         self.predictor, self.owner, self.rows = predictor, owner, None
         tenant, virtual_deadlines = queue.tenant, self._virtual_deadlines
         name = tenant.name
@@ -343,11 +345,11 @@ class ShortQueue:
             known = found.get(kind)
             if known is None:
                 work_ns = needed_ns(tenant.work(*kind))
-                longer_ns = predictor.sure_ns(name, work_ns, tenant.slo_ns) - work_ns if virtual_deadlines else 0
+                longer_ns = predictor.upper_ns(name, work_ns, tenant.slo_ns) - work_ns if virtual_deadlines else 0
                 known = found[kind] = work_ns, longer_ns
             deadline, virtual_ns = key[1], None if virtual_deadlines is None else virtual_deadlines[at]
             in_quota = virtual_ns is not None
-            if virtual_ns is not None:  # early by what it may run longer, so that it is in time even so
+            if virtual_ns is not None:  # earlier by the margin, so that it is in time at the upper estimate
                 virtual_ns = min(virtual_ns, deadline - known[1])
             virtual_ns = deadline if virtual_ns is None else virtual_ns
             jobs.append((key[0], deadline, key[2], virtual_ns, in_quota, 1, owner, known[0]))

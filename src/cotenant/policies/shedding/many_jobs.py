@@ -1,4 +1,4 @@
-"""Jobs of one shedding decision in columns of numpy, for so many that going through them one by one takes longer."""
+"""Jobs of one shedding decision as numpy columns: faster than single jobs where there are many."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ Column = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _FAR_NS = 1 << 50
-"""Times beyond this, days ahead, are no later: their sums stay whole numbers of 64 bits."""
+"""Upper bound of times: sums stay within 64 bits."""
 _NOT_IN_QUOTA = -(1 << 62)
 """Virtual deadline of a query that is out of quota."""
 _KIND = VIRTUAL_DEADLINE + 1
 """Row of `LongQueue` with the number of the query's shape and rows."""
 _MOST_EDITS = 32
-"""Places in which two editions of a queue may differ; beyond that its columns are made anew."""
+"""Most differences between two editions of a queue for which columns are reused."""
 _SCANS = 8
-"""Victims of one decision that are found by a scan of all jobs; further ones come from heaps."""
+"""Victims of one decision that a scan of all jobs finds; heaps find further ones."""
 
 
 class ManyJobs:
@@ -63,7 +63,7 @@ class ManyJobs:
     def of(
         cls, waiting: Collection[ShortQueue | LongQueue], batches: Sequence[Job], free_at: Sequence[int], now_ns: int
     ) -> ManyJobs:
-        """Of all that waits and has begun."""
+        """The jobs of queues and begun batches."""
         known = {each.rank for each in waiting} | {job[RANK] for job in batches}
         blocks = [np.array(batches, np.int64).reshape(-1, WORK + 1).T]
         for each in waiting:
@@ -76,9 +76,9 @@ class ManyJobs:
         return cls(every.take(order, 1), free_at, now_ns)
 
     def _begin_ns(self, work_ns: Column) -> Column:
-        """When jobs would begin one after the other were the lanes one that is as fast as all of them; times the lanes.
+        """Begin times of the jobs in sequence on one lane with the speed of all lanes, multiplied by the lanes.
 
-        Each begins no later on lanes of which the one that is free first gets the next job.
+        On the real lanes each job begins no later.
         """
         begin = work_ns.cumsum()
         begin -= work_ns
@@ -86,16 +86,16 @@ class ManyJobs:
         return begin
 
     def _latest(self, row: int) -> Column:
-        """When they would have to begin, times the lanes, to be done by the times of a row."""
+        """Latest begin times to end by the times of a row, multiplied by the lanes."""
         latest: Column = (self.rows[row] - self.rows[WORK]) * len(self._free_at)
         return latest
 
     def are_timely(self, *, virtual: bool) -> bool:
-        """Whether all meet their deadlines, or the virtual ones, were the lanes one that is as fast as all of them."""
+        """Whether all jobs meet their deadlines, or virtual ones, on one lane with the speed of all lanes."""
         return bool((self._begin_ns(self.rows[WORK]) <= self._latest(VIRTUAL_DEADLINE if virtual else DEADLINE)).all())
 
     def hopeless(self) -> list[tuple[int, int, int]]:
-        """Remove those that would be late even as the first one: number, time until the end, time to the deadline."""
+        """Remove jobs that would be late even if first: number, time until the end, time to the deadline."""
         rows = self.rows
         end = rows[WORK] + min(self._free_at)
         is_late = end > rows[DEADLINE]
@@ -109,7 +109,7 @@ class ManyJobs:
         return bool(self.rows[IN_QUOTA].all())
 
     def defer(self, values: SelectionValues, reserve: Reserve | None) -> list[int]:
-        """Put jobs out of quota after all others where quotas or expected demand need their time; their numbers."""
+        """Move jobs out of quota after all others if quotas or expected demand need their time; their numbers."""
         back = self._before_quotas(values)
         if reserve is not None:
             self._before_demand(values, reserve, back)
@@ -120,7 +120,7 @@ class ManyJobs:
         return held
 
     def _values(self, values: SelectionValues, attainments: Sequence[float]) -> Sequence[Values]:
-        """Values of jobs, were these the attainments of tenants."""
+        """Values of jobs at these attainments of tenants."""
         rows = self.rows
         owner = rows[OWNER]
         attainment, weight, rank = [np.array(each)[owner] for each in (attainments, values.weights, values.ranks)]
@@ -174,8 +174,7 @@ class ManyJobs:
                     spared += work
 
     def select(self, values: SelectionValues, most: int) -> list[tuple[Job, Job]]:
-        """Remove victims, `most` at most: each with the job that was late. As long as more than FEW are left, they are
-        laid on the lanes as if these were one."""
+        """Remove at most `most` victims; returns each with the late job. More than FEW jobs count lanes as one."""
         victims = list[tuple[Job, Job]]()
         late = self._begin_ns(self.rows[WORK]) - self._latest(DEADLINE)
         found = (late > 0).nonzero()[0]
@@ -197,11 +196,10 @@ class ManyJobs:
     def _least(
         self, values: SelectionValues, found: NDArray[np.intp], late: Column, left: NDArray[np.bool_], most: int
     ) -> Iterator[tuple[int, int]]:
-        """Positions of victims, `most` at most, each with the position of the late job that it makes room for.
+        """Positions of at most `most` victims, each with the position of its late job.
 
-        `found` are the positions of late jobs, `late` by how much each job is late, times the lanes. One sweep over
-        `found` is enough: a victim stands before the late job or is that job, so later jobs only begin earlier.
-        Victims are taken out of `left`.
+        `found` are the positions of late jobs; `late` has the lateness of each job, multiplied by the lanes. One sweep
+        suffices: a victim is at or before the late job, so later jobs only begin earlier. Removes victims from `left`.
         """
         rows, spared, gone = self.rows, 0, set[int]()
         start, added, of_rank = 0, 0, None
@@ -235,7 +233,7 @@ class ManyJobs:
                     return
 
     def _scan(self, values: SelectionValues, among: NDArray[np.intp]) -> int:
-        """The position that `Candidates.pop` would give among these. For a few victims a scan is quicker than heaps."""
+        """The result of `Candidates.pop` among these positions; for few victims a scan is faster than heaps."""
         for column in self._values(values, values.attainments):
             found = column[among]
             among = among[found == found.min()]
@@ -246,13 +244,13 @@ class ManyJobs:
         return self._timed(self.rows[:, at].tolist())
 
     def _timed(self, job: Sequence[int]) -> Job:
-        """A job with times as they were given."""
+        """A job with absolute times."""
         rank, deadline_ns, number, virtual_ns, *others = job
         made: Job = (rank, deadline_ns + self._now_ns, number, virtual_ns + self._now_ns, *others)  # type: ignore[assignment]
         return made
 
     def behind_quotas(self, paused: int) -> list[int]:
-        """Numbers of jobs out of quota that start after those in quota, as in `FewJobs`."""
+        """Numbers of jobs out of quota that start after jobs in quota, as in `FewJobs`."""
         rows = self.rows
         in_quota = ((rows[IN_QUOTA] > 0) & (rows[NUMBER] >= -paused)).nonzero()[0]
         ranks, virtual_deadlines, found, first = rows[RANK, in_quota], rows[VIRTUAL_DEADLINE, in_quota], list[int](), 0
@@ -297,9 +295,8 @@ class LongQueue:
     jobs: ClassVar[Sequence[Job]] = ()
 
     def __init__(self, queue: QueueView, virtual: Mapping[int, int], known: LongQueue | None = None) -> None:
-        """Of a queue whose keys begin with rank and deadline and end with the number; `virtual` has the virtual
-        deadlines of queries in quota, by number. `known` is the same queue at another edition: of use where it had
-        the same dictionary, which grows and shrinks with the queue."""
+        """Of a queue with keys of the form (rank, deadline, ..., number); `virtual` has virtual deadlines by number.
+        `known` is the same queue at an earlier edition; its columns are reused if it had the same object `virtual`."""
         self.edition, self._virtual_deadlines = queue.edition, virtual
         self._keys = list(queue.keys)
         if queue.has_ranks:
@@ -310,15 +307,15 @@ class LongQueue:
         if known is None or edits is None:
             self._raw = self._made(queue, virtual, 0, len(self._keys))
         else:
-            pieces, done = list[Column](), 0
+            blocks, done = list[Column](), 0
             for first, until, begin, end in edits:
-                pieces += [known._raw[:, done:first], self._made(queue, virtual, begin, end)]
+                blocks += [known._raw[:, done:first], self._made(queue, virtual, begin, end)]
                 done = until
-            self._raw = np.concatenate([*pieces, known._raw[:, done:]], 1)
+            self._raw = np.concatenate([*blocks, known._raw[:, done:]], 1)
         ranks = self._raw[RANK]
         self.rank: int | None = int(ranks[0]) if (ranks == ranks[0]).all() else None
         self.rows: Column = self._raw
-        """As they were told last."""
+        """The jobs as `tell` made them last."""
         self.predictor: Predictor | None = None
         self.owner = -1
 
@@ -328,7 +325,7 @@ class LongQueue:
     __hash__ = None  # type: ignore[assignment]
 
     def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
-        """Make the rows anew, as `ShortQueue.tell` makes jobs."""
+        """Make the rows, as `ShortQueue.tell` makes jobs."""
         self.predictor, self.owner = predictor, owner
         tenant, raw = queue.tenant, self._raw
         work_ns = [needed_ns(tenant.work(*kind)) for kind in self._kinds]
@@ -337,8 +334,8 @@ class LongQueue:
         rows[WORK] = work_ns[0] if len(work_ns) == 1 else np.array(work_ns).take(raw[_KIND])
         rows[ANSWERS], rows[OWNER] = 1, owner
         are_in_quota = rows[IN_QUOTA] = raw[VIRTUAL_DEADLINE] != _NOT_IN_QUOTA
-        if are_in_quota.any():  # early by what they may run longer, so that they are in time even so
-            longer_ns = [predictor.sure_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
+        if are_in_quota.any():  # earlier by the margin, so that they are in time at the upper estimate
+            longer_ns = [predictor.upper_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
             latest = raw[DEADLINE] - np.array(longer_ns).take(raw[_KIND])
             rows[VIRTUAL_DEADLINE] = np.where(are_in_quota, np.minimum(raw[VIRTUAL_DEADLINE], latest), raw[DEADLINE])
         else:

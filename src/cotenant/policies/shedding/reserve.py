@@ -1,10 +1,12 @@
 """Reserve of device time for expected demand: a query out of quota starts only if it ends in time beside that demand.
 
-For a job with `left` ns to its deadline that takes `work` ns of a lane, the work that is expected to come and to go
-first is `sum(lanes * (left - slo))` over the tenants with `slo < left`. A tenant's `lanes` are its demand in quota, or
-its whole demand where a query of it costs less: its priority is higher, or equal and it takes less work. The demand
-out of quota is a dominance sum in two dimensions: a merge-sort tree over the tenants has it, which takes n log n to
-make and log n lookups to ask (Bentley, Multidimensional divide-and-conquer, CACM 1980).
+For a job with `left` ns to its deadline, the expected work that arrives later and goes first is, over all tenants:
+
+    sum(lanes * (left - slo) for each tenant with slo < left)
+
+A tenant's `lanes` are its demand in quota, or its whole demand if its queries cost less than the job (`cost_of`). The
+demand out of quota is a two-dimensional dominance sum. A merge-sort tree over n tenants takes n log n time to build and
+log n lookups for each job (Bentley, Multidimensional divide-and-conquer, CACM 1980).
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 FRESH_NS = 1_000_000_000
-"""Age up to which a reserve holds: what it goes by, work of the last ten seconds, changes little meanwhile."""
+"""Age in ns up to which a reserve is used: the demand is an average over ten seconds."""
 RANKED = 45
 """Bits of a cost that are work."""
 MOST_WORK_NS = (1 << RANKED) - 1
 
 
 def cost_of(rank: int, work_ns: int) -> int:
-    """Cost of a query out of quota, where less goes first: by the rank of its tenant, then by its work of a lane."""
+    """Cost of a query out of quota, the smallest goes first: by the tenant's rank, then by its work on a lane."""
     return rank << RANKED | min(work_ns, MOST_WORK_NS)
 
 
 class ExpectedDemand(NamedTuple):
-    """Expected demand of a tenant: its SLO, the work of one query in ns of a lane, the lanes that its queries of late
-    would keep busy (those in quota, and all), and its rank."""
+    """Expected demand of a tenant: its SLO, the work of one query in lane-ns, demand in lanes, and rank. `in_quota` is
+    the part of `demand` that is in quota."""
 
     slo_ns: int
     work_ns: int
@@ -45,14 +47,13 @@ class ExpectedDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Expected demand of n tenants from `made_ns` on; a query of a tenant is due its SLO after it comes.
+    """Expected demand of n tenants from `made_ns` on.
 
-    `slo_ns` and `costs` are those of all tenants, each ascending. `in_quota` and `in_quota_ns` [n + 1] are prefix sums
-    in the order of SLOs: of lanes in quota, and of these times the SLO. Level `l` of the tree has the tenants in
-    blocks of 2^l by SLO, each block in the order of cost; levels stand one behind the other in `keys` [n * levels],
-    which ascend: (level * width + block) * width + place by cost. `out_of_quota` and `out_of_quota_ns` are prefix sums
-    along them of demand out of quota. `known` and `columns` are caches: sums that were looked up, and all lists as
-    arrays of numpy.
+    `slo_ns` and `costs` [n] have the values of all tenants, each ascending. `in_quota` and `in_quota_ns` [n + 1] are
+    prefix sums by SLO: of lanes in quota, and of lanes times SLO. Level `l` of the tree has the tenants in blocks of
+    2^l by SLO, each block sorted by cost. `keys` [n * levels] has all levels in sequence, ascending:
+    `(level * width + block) * width + place by cost`. `out_of_quota` and `out_of_quota_ns` are prefix sums along `keys`
+    of demand out of quota. `known` and `columns` are caches: sums of earlier lookups, and all lists as numpy arrays.
     """
 
     made_ns: int
@@ -69,8 +70,8 @@ class Reserve:
 
     @staticmethod
     def of(tenants: Sequence[ExpectedDemand], now_ns: int) -> Reserve:
-        """For jobs out of quota: all expected queries in quota with an earlier deadline go first, and those out of
-        quota of tenants whose queries cost less, as they have more value."""
+        """For jobs out of quota: expected queries in quota with an earlier deadline go first. So do expected queries
+        out of quota of tenants with a lower cost, which have more value."""
         by_slo = sorted(tenants)
         by_cost = sorted(range(len(by_slo)), key=lambda at: by_slo[at].cost)
         width = 1 << len(by_slo).bit_length()
@@ -96,7 +97,7 @@ class Reserve:
         )
 
     def ahead_ns(self, left_ns: int, cost: int) -> float:
-        """Work that comes before the deadline of a job, so much from now on, and goes first."""
+        """Expected work in lane-ns that goes before a job with `left_ns` to its deadline."""
         place = bisect_left(self.slo_ns, left_ns) * self.width + bisect_left(self.costs, cost)
         try:
             lanes, lane_ns = self.known[place]
@@ -105,8 +106,8 @@ class Reserve:
         return left_ns * lanes - lane_ns
 
     def _lanes(self, count: int, rank: int) -> tuple[float, float]:
-        """Lanes, and the same times the SLO, of the first `count` by SLO: all of those whose place by cost is below
-        `rank`, and the demand in quota of the others."""
+        """Sums of lanes and of lanes times SLO, over the first `count` tenants by SLO. Of a tenant with a place by cost
+        below `rank` all demand counts, of others the demand in quota."""
         lanes = lane_ns = 0.0
         for level in range(count.bit_length()):
             block = (count >> level) - 1

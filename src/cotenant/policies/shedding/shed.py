@@ -1,4 +1,4 @@
-"""One shedding decision: which queries are dropped, and which are deferred."""
+"""One load-shedding decision: the queries to drop and the queries to defer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import UNSET
 
 from cotenant.core.admission import hopeless
-from cotenant.core.snapshot import AccountView, Drop, QueueView, Running, Snapshot
+from cotenant.core.snapshot import Drop, FairQueueView, QueueView, Running, Snapshot
 from cotenant.policies.decision_context import MOST_AT_ONCE, DecisionContext, quickest_ns
 from cotenant.policies.shedding.jobs import FEW, NUMBER, OWNER, WORK, FewJobs, Job, SelectionValues, ShortQueue, Value
 from cotenant.policies.shedding.reserve import FRESH_NS, ExpectedDemand, Reserve
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from cotenant.policies.shedding.many_jobs import LongQueue, ManyJobs
 
 _SHORT = 32
-"""Queries of a queue up to which a list is as quick to make as columns."""
+"""Length of a queue up to which a list is as fast as columns."""
 
 
 class SheddingPolicy(Protocol):
-    """What differs between policies that shed queries."""
+    """The members in which load-shedding policies differ."""
 
     @property
     def lanes(self) -> tuple[Share, ...]:
-        """Shares that it launches in."""
+        """Shares of its launches."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -38,16 +38,16 @@ class SheddingPolicy(Protocol):
 
     @property
     def reserves(self) -> bool:
-        """Whether queries out of quota leave room for expected demand."""
+        """Whether queries out of quota are deferred for expected demand."""
 
     def rank_of(self, tenant: Tenant) -> int:
-        """Order of a tenant's queries before all deadlines, smallest first."""
+        """Priority of a tenant, which goes before deadlines; smallest first."""
 
-    def virtual_deadlines(self, account: AccountView | None) -> Mapping[int, int]:
+    def virtual_deadlines(self, queue: FairQueueView | None) -> Mapping[int, int]:
         """Virtual deadlines of the queries of a tenant that are in quota, by number."""
 
-    def attainment(self, account: AccountView) -> float:
-        """Attainment of a tenant, where that counts in the value of its queries."""
+    def attainment(self, queue: FairQueueView) -> float:
+        """Attainment of a tenant, for the value of its queries."""
 
     @property
     def value(self) -> Value:
@@ -66,8 +66,14 @@ _NOTHING = Memory({}, None)
 
 
 def shed(policy: SheddingPolicy, context: DecisionContext, memory: object, *, is_idle: bool) -> Memory:
-    """Drop queries that no lane ends in time any more, and those that cannot all be in time together; where a lane
-    `is_idle`, also defer queries. The memory for the next decision."""
+    """Drop and defer queries of a decision; returns the memory for the next one.
+
+    1. If all jobs meet their virtual deadlines: stop, unless the reserve may defer jobs.
+    2. Drop hopeless queries: no lane ends them in time.
+    3. Defer jobs out of quota that jobs in quota or expected demand need deferred (`FewJobs.defer`).
+    4. Drop jobs of the least value until all others can be in time (`FewJobs.select`).
+    5. If a lane `is_idle`, start jobs out of quota only after jobs in quota with an earlier virtual deadline.
+    """
     known = memory if isinstance(memory, Memory) else _NOTHING
     needed_ns = partial(quickest_ns, context.latency_ns, sizes=policy.sizes)
     live = _LiveJobs(context, policy, known.queues, needed_ns)
@@ -77,8 +83,8 @@ def shed(policy: SheddingPolicy, context: DecisionContext, memory: object, *, is
 
 
 def all_fit(policy: SheddingPolicy, snapshot: Snapshot, work: Work, deadline_ns: int) -> bool:
-    """Whether nothing is dropped where a free lane ends the only candidate, this work, by its deadline: with what
-    launches under way leave of their batches each job is in time even as the last one, so in any order."""
+    """Whether the only candidate, this work, and the remaining units of running batches are in time in any order. Each
+    job is then in time even as the last one, so no query is dropped."""
     rests = _leaving_rests(snapshot)
     if not rests:
         return True
@@ -93,19 +99,19 @@ def all_fit(policy: SheddingPolicy, snapshot: Snapshot, work: Work, deadline_ns:
 
 
 def remembered(policy: SheddingPolicy, snapshot: Snapshot, memory: object) -> object:
-    """The memory for the next decision after one that had no choice."""
+    """The memory for the next decision, after a decision by the fast path."""
     known = memory if isinstance(memory, Memory) else _NOTHING
     reserve = _reserve(policy, snapshot, known.reserve)
     return memory if reserve is known.reserve and known is memory and not known.queues else Memory({}, reserve)
 
 
 def _leaving_rests(snapshot: Snapshot) -> Sequence[Running]:
-    """The launches under way that leave units of their batch to be run, for queries that wait for it."""
+    """The running launches that are not the last ones of their batches, of batches with live queries."""
     return [run for run in snapshot.running.values() if not run.launch.last and run.batch.queries]
 
 
 def _free_at(policy: SheddingPolicy, snapshot: Snapshot) -> Sequence[int]:
-    """When each lane is predicted to be free."""
+    """Predicted time in ns at which each lane is free."""
     ends = dict.fromkeys([lane.mask for lane in policy.lanes], snapshot.now_ns)
     for run in snapshot.running.values():
         launch = run.launch
@@ -117,16 +123,15 @@ def _free_at(policy: SheddingPolicy, snapshot: Snapshot) -> Sequence[int]:
 
 
 def _reserve(policy: SheddingPolicy, snapshot: Snapshot, known: Reserve | None) -> Reserve | None:
-    """For the demand of late, in quota and out of it, where the policy reserves; `known` is that of an earlier
-    decision."""
+    """The reserve for recent demand in and out of quota, if the policy reserves; `known` if that is fresh enough."""
     if not policy.reserves or (known is not None and snapshot.now_ns - known.made_ns < FRESH_NS):
         return known
     demands = list[ExpectedDemand]()
-    for name, account in snapshot.accounts.items():
+    for name, queue in snapshot.fair_queues.items():
         if name in snapshot.queues:
-            tenant, lanes = snapshot.queues[name].tenant, account.asked
+            tenant, lanes = snapshot.queues[name].tenant, queue.demand
             work_ns = quickest_ns(snapshot.predictor.latency_ns, tenant.work(0, 1), policy.sizes)
-            demands.append(ExpectedDemand(tenant.slo_ns, work_ns, min(lanes, account.quota), lanes, tenant.rank))
+            demands.append(ExpectedDemand(tenant.slo_ns, work_ns, min(lanes, queue.quota), lanes, tenant.rank))
     return Reserve.of(demands, snapshot.now_ns)
 
 
@@ -137,15 +142,15 @@ def _select(
     gone: dict[int, Drop] = {}
     is_easy = jobs.are_timely(virtual=True)
     if not is_idle and (is_easy or jobs.are_timely(virtual=False)):
-        return  # nothing has to go, and nothing begins
+        return  # no query has to be dropped, and no lane is free
     if is_easy and (reserve is None or jobs.are_in_quota()):
         return
     late = [] if is_easy else jobs.hopeless()
     for number, needed_ns, left_ns in late[:MOST_AT_ONCE]:
         why = hopeless(needed_ns, left_ns)
         gone.update({query: Drop(query, why) for query in live.numbers_of(number)})
-    names, accounts, queues = live.tenants, snapshot.accounts, snapshot.queues
-    attainments = [policy.attainment(accounts[name]) if name in accounts else 1.0 for name in names]
+    names, fair_queues, queues = live.tenants, snapshot.fair_queues, snapshot.queues
+    attainments = [policy.attainment(fair_queues[name]) if name in fair_queues else 1.0 for name in names]
     tenants, others = [queue.tenant for queue in queues.values()], len(names) - len(queues)
     weights = [each.weight for each in tenants] + [1.0] * others
     ranks = [each.rank for each in tenants] + [UNSET_RANK] * others
@@ -153,7 +158,7 @@ def _select(
     deferred = [number for number, _, _ in late[MOST_AT_ONCE:]] + jobs.defer(values, reserve)
     for victim, for_job in jobs.select(values, max(1, MOST_AT_ONCE - len(late))):
         owner, other = names[victim[OWNER]], names[for_job[OWNER]]
-        why = f"given up: {victim[WORK] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
+        why = f"shed: {victim[WORK] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
         cause = LossCause.OWN_RATE if other == owner else LossCause.NEIGHBOUR
         culprit = UNSET if other == owner else other
         for query in live.numbers_of(victim[NUMBER]):
@@ -170,9 +175,9 @@ def _select(
 class _LiveJobs:
     """All live work at one decision, as jobs.
 
-    `tenants` has the names of tenants by their numbers: those of all queues, in their order, and then of others.
-    `batches` are those that have begun: job -1 is the first of them; the first `paused` have paused. `queues` are the
-    queues that are not empty, for the next decision, too.
+    `tenants` has names by tenant number: those of all queues in order, then others. `batches` are the begun batches:
+    job -1 is the first of them; the first `paused` ones are paused. `queues` caches the non-empty queues for the next
+    decision.
     """
 
     __slots__ = ("batches", "jobs", "paused", "queues", "tenants")
@@ -185,7 +190,7 @@ class _LiveJobs:
         needed_ns: Callable[[Work], int],
     ) -> None:
         snapshot = context.snapshot
-        accounts, predictor = snapshot.accounts, snapshot.predictor
+        fair_queues, predictor = snapshot.fair_queues, snapshot.predictor
         self.tenants = list(snapshot.queues)
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         begun += [(run.batch, run.launch.work.end) for run in _leaving_rests(snapshot)]
@@ -195,14 +200,14 @@ class _LiveJobs:
         owners = {name: owner for owner, name in enumerate(self.tenants)} if begun else {}
         for batch, unit in begun:
             tenant, queries = batch.tenant, batch.queries
-            virtual = policy.virtual_deadlines(accounts.get(tenant.name))
+            virtual = policy.virtual_deadlines(fair_queues.get(tenant.name))
             owner = owners.setdefault(tenant.name, len(owners))
             if owner == len(self.tenants):
                 self.tenants.append(tenant.name)
             in_quota = [virtual[query.id] for query in queries if query.id in virtual]
             rank, deadline = policy.rank_of(tenant), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
-            longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if in_quota else 0
+            longer_ns = predictor.upper_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if in_quota else 0
             virtual_ns = min([*in_quota, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), virtual_ns, int(bool(in_quota)), len(queries), owner, work_ns))
         free_at = _free_at(policy, snapshot)
@@ -214,7 +219,7 @@ class _LiveJobs:
         for owner, (name, queue) in waiting:
             known = known_queues.get(name)
             if known is None or known.edition is not queue.edition or (is_few and not known.jobs):
-                virtual = policy.virtual_deadlines(accounts.get(name))
+                virtual = policy.virtual_deadlines(fair_queues.get(name))
                 known = ShortQueue(queue, virtual) if len(queue.queries) <= short else _long(queue, virtual, known)
             if known.predictor is not predictor or known.owner != owner:
                 known.tell(queue, owner, predictor, needed_ns)
@@ -224,17 +229,17 @@ class _LiveJobs:
         if is_few:
             self.jobs = FewJobs(sorted(chain(rows, *[each.jobs for each in every])), free_at, snapshot.now_ns)
         else:
-            from cotenant.policies.shedding.many_jobs import ManyJobs  # numpy: few need none
+            from cotenant.policies.shedding.many_jobs import ManyJobs  # numpy, which few jobs do not need
 
             self.jobs = ManyJobs.of(every, rows, free_at, snapshot.now_ns)
 
     def numbers_of(self, job: int) -> Sequence[int]:
-        """The queries of a job, which has the number `job`."""
+        """The queries of the job with the number `job`."""
         return (job,) if job >= 0 else [query.id for query in self.batches[-1 - job].queries]
 
 
 def _long(queue: QueueView, virtual: Mapping[int, int], known: ShortQueue | LongQueue | None) -> LongQueue:
-    """Jobs of a long queue at its present edition; `known` has those of an edition before."""
+    """Jobs of a long queue at its present edition; `known` has those of an earlier edition."""
     from cotenant.policies.shedding.many_jobs import LongQueue
 
     return LongQueue(queue, virtual, known if isinstance(known, LongQueue) else None)

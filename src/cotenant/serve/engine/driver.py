@@ -16,9 +16,17 @@ from typing import Protocol, TypeVar
 
 from msgspec import UNSET
 
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, PolicyFault, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, LookAhead, PolicyFault, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, ModelOpening, QueryArrived, TimerFired
+from cotenant.core.events import (
+    Event,
+    LaunchEnded,
+    LaunchExpanded,
+    LookAheadDue,
+    ModelOpening,
+    QueryArrived,
+    TimerFired,
+)
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.engine.clock import Clock
 from cotenant.types import ANSWERS, Query
@@ -194,9 +202,9 @@ class Driver:
                     self._executor.start(action, self._launch_ended)
                 case Enqueue():
                     self._executor.enqueue(action.launch)
-                case Grow():
-                    if self._executor.grow(action.launch, action.share, self._launch_grew):
-                        follow_ups.append(LaunchGrew(action.launch))
+                case Expand():
+                    if self._executor.expand(action.launch, action.share, self._launch_expanded):
+                        follow_ups.append(LaunchExpanded(action.launch))
                 case Respond():
                     answers.append(self._end(action))
                 case Release():
@@ -266,8 +274,8 @@ class Driver:
     def _launch_ended(self, launch: int, error: str | None, timing: Timing) -> None:
         self.post(LaunchEnded(launch, error, timing.pieces or UNSET, timing.stolen_ns or UNSET), timing)
 
-    def _launch_grew(self, launch: int) -> None:
-        self.post(LaunchGrew(launch))
+    def _launch_expanded(self, launch: int) -> None:
+        self.post(LaunchExpanded(launch))
 
     def _set_alarm(self) -> None:
         """See to it that the clock rings by the time that is wanted: most timers are put off before they are due."""

@@ -236,7 +236,7 @@ class _Believed:
         """See Predictor."""
         return self._served[work.tenant].alone_ns(work.items, size)
 
-    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
+    def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """See Predictor."""
         return latency_ns
 
@@ -286,7 +286,7 @@ class _PlanWorld:
         self._ends += [(end_ns, number) for number in mates]
         heapify(self._ends)
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:

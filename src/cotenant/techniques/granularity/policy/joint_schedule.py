@@ -81,7 +81,12 @@ class JointSchedule(Edf):
             for place in (lanes if device == CPU else [reduce(Share.joined, lanes)])
         ]
         alone = Edf(
-            tuple(places), self.drop, self.preempt, stretch=self.stretch, cautious=self.cautious, widen=self.widen
+            tuple(places),
+            self.drop,
+            self.preempt,
+            slack_share=self.slack_share,
+            tail_aware=self.tail_aware,
+            widen=self.widen,
         )
         object.__setattr__(self, "alone", alone)
         self.specify(shares=tuple(dict.fromkeys((*self.lanes, *alone.spec.shares))), cuts=self)
@@ -230,9 +235,9 @@ class JointSchedule(Edf):
         for present, end_ns in zip(members, ends_ns, strict=True):
             if present is None:
                 continue
-            if self.cautious:
+            if self.tail_aware:
                 tenant = present.queue.tenant
-                end_ns = now + context.snapshot.predictor.sure_ns(tenant.name, end_ns - now, tenant.slo_ns)
+                end_ns = now + context.snapshot.predictor.upper_ns(tenant.name, end_ns - now, tenant.slo_ns)
             if end_ns > min([query.deadline_ns for query in present.queries]):
                 return False
         return True

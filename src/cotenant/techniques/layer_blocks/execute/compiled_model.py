@@ -103,13 +103,13 @@ class CompiledModel(SegmentedModel):
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        can_grow = isinstance(threads, Team)
+        can_expand = isinstance(threads, Team)
         team, fixed = (threads, _of_team(threads)) if isinstance(threads, Team) else (Team(_cores(threads)), threads)
         if self._runtime is None or not self._plain:
             return super().run(start, end, _arrays(tensors), fixed)
         self._check_range(start, end)
         count = fixed if isinstance(fixed, int) else len(fixed)
-        if count in self._by_engine and not can_grow and (start, end) == (0, self.unit_count):
+        if count in self._by_engine and not can_expand and (start, end) == (0, self.unit_count):
             return super().run(start, end, tensors, fixed)
         if start:  # other given tensors may be gone
             tensors = {name: tensors[name] for name in self.dfg.live(start) if name in tensors}
@@ -117,7 +117,7 @@ class CompiledModel(SegmentedModel):
         if lease is None:
             return super().run(start, end, _arrays(tensors), fixed)
         try:
-            return self._run_leased(lease, token, start, end, tensors, team, version, None if can_grow else fixed)
+            return self._run_leased(lease, token, start, end, tensors, team, version, None if can_expand else fixed)
         except ShapeRefusedError as error:
             if any(isinstance(each, Kept) for each in tensors.values()):
                 raise  # the steps so far have overwritten their inputs

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from cotenant.core.admission import hopeless
-from cotenant.core.lifecycle import StrandState
-from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
+from cotenant.core.lifecycle import TaskState
+from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Expansion, QueueView, Running, Snapshot, Start
 from cotenant.policies.decision_context import DecisionContext
 from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
@@ -23,7 +23,7 @@ from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
-_RUNNING = StrandState.RUNNING
+_RUNNING = TaskState.RUNNING
 _MOST_WAITING = 32
 """Waiting queries of one queue that one decision considers, without hopeless ones; later ones rarely run first."""
 _first = attrgetter("first")
@@ -79,7 +79,7 @@ class BlockContext:
         if not isinstance(basis, BlockBasis):  # another policy, or the fallback, has started it
             deadline = min([query.deadline_ns for query in batch.queries], default=since + launch.predicted_ns)
             basis = BlockBasis(deadline - since - launch.predicted_ns)
-        can_grow = bool(basis.wanted and launch.stops) and run.state is _RUNNING
+        is_expandable = bool(basis.wanted and launch.stops) and run.state is _RUNNING
         return RunningBlock(
             launch.queries[0],
             model,
@@ -89,7 +89,7 @@ class BlockContext:
             work.version,
             launch.share.size // size,
             basis.wanted // size,
-            can_grow,
+            is_expandable,
             since,
             since + launch.predicted_ns,
             since + basis.headroom_ns + launch.predicted_ns,
@@ -120,7 +120,7 @@ class BlockContext:
         """The decision that makes these changes."""
         starts: list[Start] = []
         drops: list[Drop] = []
-        grows: list[Growth] = []
+        expansions: list[Expansion] = []
         for change in changes:
             if isinstance(change, BlockStart):
                 starts.append(self._start(change))
@@ -133,8 +133,8 @@ class BlockContext:
                 number = change.block.launch
                 had = self._snapshot.running[number].launch.share
                 more = self._share_of(self._take(change.cores - had.size // self._lanes[0].size, 0))
-                grows.append(Growth(number, had.joined(more), change.takes_ns))
-        return Decision(tuple(starts), tuple(drops), self._tables, tuple(grows))
+                expansions.append(Expansion(number, had.joined(more), change.takes_ns))
+        return Decision(tuple(starts), tuple(drops), self._tables, tuple(expansions))
 
     def _start(self, change: BlockStart) -> Start:
         job, takes, wanted = change.job, change.takes_ns, change.wanted

@@ -37,7 +37,7 @@ class RunningBlock(Struct, frozen=True, gc=False):
     """A block under way: units [unit, end) on `cores` lanes, from `since_ns` until `due_ns` as predicted.
 
     `first` is the number of its first query, `launch` that of its launch. `wanted` lanes if it began with fewer than
-    planned, else 0. `can_grow`: it passes a stop, and no growth is under way.
+    planned, else 0. `is_expandable`: it passes a stop, and no expansion is under way.
     """
 
     first: int
@@ -48,12 +48,12 @@ class RunningBlock(Struct, frozen=True, gc=False):
     version: int
     cores: int
     wanted: int
-    can_grow: bool
+    is_expandable: bool
     since_ns: int
     due_ns: int
     deadline_ns: int
 
-    def grown_due_ns(self, cores: int, now_ns: int) -> int:
+    def expanded_due_ns(self, cores: int, now_ns: int) -> int:
         """When the block is predicted to end if it runs on `cores` lanes from the next unit on that it begins."""
         model, version, since, end = self.model, self.version, self.since_ns, self.end
         level = version if version < model.levels else model.levels - 1
@@ -84,7 +84,7 @@ class BlockStart(Struct, frozen=True, gc=False):
     pressure_pct: int
 
 
-class BlockGrowth(Struct, frozen=True, gc=False):
+class BlockExpansion(Struct, frozen=True, gc=False):
     """Expand a running block to `cores` lanes at its next unit. `takes_ns` is its duration from its start on."""
 
     block: RunningBlock
@@ -99,7 +99,7 @@ class JobDrop(Struct, frozen=True, gc=False):
     needed_ns: int
 
 
-Change = BlockStart | BlockGrowth | JobDrop
+Change = BlockStart | BlockExpansion | JobDrop
 
 
 @dataclass(slots=True)

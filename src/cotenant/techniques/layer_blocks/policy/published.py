@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cotenant.core.snapshot import Snapshot
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
-    BlockGrowth,
+    BlockExpansion,
     BlockJob,
     BlockSnapshot,
     BlockStart,
@@ -56,21 +56,21 @@ class BlockRules(Struct, frozen=True, gc=False):
         """
         changes = blocks.shed_hopeless()
         free, drawn = blocks.free, blocks.drawn()
-        growing = [block for block in blocks.running if block.can_grow and block.wanted > block.cores]
-        growing.sort(key=_since)
+        expanding = [block for block in blocks.running if block.is_expandable and block.wanted > block.cores]
+        expanding.sort(key=_since)
         jobs = self._ordered(blocks.ready)
         begun = [block.model for block in blocks.running] + [job.model for job in jobs if job.has_begun]
         left = len(jobs)
         for job in jobs:
-            if growing and not job.cores:
-                free = _expand(growing, free, blocks.now_ns, changes)
+            if expanding and not job.cores:
+                free = _expand(expanding, free, blocks.now_ns, changes)
             if free <= 0:
                 return changes
             pressure, model = blocks.pressure(drawn), job.model
             end, version, level, wanted = self.next_block(blocks, job, pressure, begun)
-            if growing and wanted > job.cores:
+            if expanding and wanted > job.cores:
                 held = min(job.cores, free)
-                free = held + _expand(growing, free - held, blocks.now_ns, changes)
+                free = held + _expand(expanding, free - held, blocks.now_ns, changes)
             cores = wanted if wanted <= free else free
             at = model.row(version, level, cores)
             takes = model.ns[at + end] - model.ns[at + job.unit]
@@ -82,8 +82,8 @@ class BlockRules(Struct, frozen=True, gc=False):
                 begun.append(model)
             if free > 0 and left > 0:
                 drawn += model.draw(version, cores, job.unit, end, takes)
-        if growing:
-            _expand(growing, free, blocks.now_ns, changes)
+        if expanding:
+            _expand(expanding, free, blocks.now_ns, changes)
         return changes
 
     def next_block(
@@ -161,13 +161,13 @@ def threshold_of(average: int, averages: int, total: int) -> int:
     return left * average // averages if left > 0 else 0
 
 
-def _expand(growing: list[RunningBlock], free: int, now_ns: int, changes: list[Change]) -> int:
+def _expand(expanding: list[RunningBlock], free: int, now_ns: int, changes: list[Change]) -> int:
     """Give free lanes to the blocks that wait for some, in their order. Returns the number of lanes left."""
-    while free > 0 and growing:
-        block = growing.pop(0)
+    while free > 0 and expanding:
+        block = expanding.pop(0)
         cores = min(block.wanted, block.cores + free)
         free -= cores - block.cores
-        changes.append(BlockGrowth(block, cores, block.grown_due_ns(cores, now_ns) - block.since_ns))
+        changes.append(BlockExpansion(block, cores, block.expanded_due_ns(cores, now_ns) - block.since_ns))
     return free
 
 

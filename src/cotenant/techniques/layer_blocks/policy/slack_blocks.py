@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Snapshot
-from cotenant.policies.decision_context import Key, Stretch
+from cotenant.policies.decision_context import Key, SlackShare
 from cotenant.techniques.layer_blocks.policy.block_jobs import (
     BlockJob,
     BlockSnapshot,
@@ -32,7 +32,7 @@ class SlackBlocks(BlockPolicy):
     """Blocks by dynamic programming over the rest of a model at a price of time (`price_plans`), and lanes by slack.
 
     - `target`: planned share of a query's time to its deadline.
-    - `stretch`: longest block, as a share of the shortest SLO; `quantum_ms` is its limit. Cuts may allow no shorter
+    - `slack_share`: longest block, as a share of the shortest SLO; `quantum_ms` is its limit. Cuts may allow no shorter
       one.
     - `narrow`: a query does not start on less than this share of its lanes while others run.
     - `patience`: a begun query goes before earlier deadlines if less than this multiple of its least time is left. By
@@ -42,7 +42,7 @@ class SlackBlocks(BlockPolicy):
     """
 
     target: Target = 0.7
-    stretch: Stretch = 0.07
+    slack_share: SlackShare = 0.07
     quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 4.0
     narrow: Annotated[float, Meta(ge=0, le=1)] = 0.2
     patience: Annotated[float, Meta(ge=1)] | None = None
@@ -54,7 +54,7 @@ class SlackBlocks(BlockPolicy):
 
     def __post_init__(self) -> None:
         BlockPolicy.__post_init__(self)
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
         self.check("narrow", 0 <= self.narrow <= 1, "a share")
         self.check("patience", self.patience is None or self.patience >= 1, "at least 1")
@@ -62,7 +62,7 @@ class SlackBlocks(BlockPolicy):
 
     def quantum_ns(self, shortest_slo_ns: int) -> float:
         """The longest duration of a block, for the shortest SLO of a tenant."""
-        return min(self.quantum_ms * 1e6, self.stretch * shortest_slo_ns)
+        return min(self.quantum_ms * 1e6, self.slack_share * shortest_slo_ns)
 
     @property
     def used_patience(self) -> float:

@@ -81,7 +81,7 @@ class _ManyCoreRun(NamedTuple):
     rows: int
     wider: int
     """Cores from the next stop on; 0 without an expansion."""
-    grew: bool
+    expanded: bool
     left: int
     """Work left in the present unit, in fractions of a nanosecond (`FULL`)."""
     stall_ns: int
@@ -136,7 +136,7 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
         )
         self._add(run._replace(left=run.cost[0] * FULL))
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+    def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """Expand a running launch to another share at its next stop."""
         self._forget(now_ns)
         self._steps = [
@@ -147,14 +147,14 @@ class ManyCoreWorld(SteppedWorld[_ManyCoreRun]):
     def _event_of(self, runs: tuple[_ManyCoreRun, ...]) -> WorldEvent | None:
         best: _ManyCoreRun | None = None
         for run in runs:
-            if (run.grew or run.unit == run.end) and (
-                best is None or (not run.grew, run.id) < (not best.grew, best.id)
+            if (run.expanded or run.unit == run.end) and (
+                best is None or (not run.expanded, run.id) < (not best.expanded, best.id)
             ):
                 best = run
-        return None if best is None else WorldEvent(best.id, grew=best.grew)
+        return None if best is None else WorldEvent(best.id, expanded=best.expanded)
 
     def _handed_out(self, run: _ManyCoreRun) -> _ManyCoreRun | None:
-        return run._replace(grew=False) if run.grew else None
+        return run._replace(expanded=False) if run.expanded else None
 
     def _after(self, now_ns: int, runs: tuple[_ManyCoreRun, ...]) -> tuple[int, tuple[_ManyCoreRun, ...]] | None:
         active = [run for run in runs if run.begin_ns <= now_ns and run.unit < run.end]
@@ -187,7 +187,7 @@ def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
     unit = run.unit if run.stall_ns else run.unit + 1
     after = run._replace(unit=unit, stall_ns=0)
     if after.wider and unit in run.stops and unit < run.end:
-        after = after._replace(cores=after.wider, wider=0, grew=True)
+        after = after._replace(cores=after.wider, wider=0, expanded=True)
     return after._replace(left=after.cost[0] * FULL) if unit < run.end else after._replace(left=0)
 
 

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from cotenant.core.predictor import Group, GroupPredictor
 from cotenant.core.snapshot import IN_GROUPS, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.decision_context import Stretch
+from cotenant.policies.decision_context import SlackShare
 from cotenant.policies.facts import LayoutFacts
 from cotenant.policies.ordered.edf import Edf
 from cotenant.techniques.overlap.policy.barrier import needs_barrier
@@ -70,10 +70,10 @@ class Overlap(BasePolicy):
     - `enqueue_ms`: time before the predicted end of the running group at which the next one is submitted; 0: not ahead.
       A later query cannot join it. The group is not revised if the running one is late, and no query is dropped
       meanwhile.
-    - `cautious`: without a barrier, as in ListPolicy.
+    - `tail_aware`: without a barrier, as in ListPolicy.
     - `repeat`: a tenant may have several launches in a group, of different queries.
-    - `stretch`: share of the least slack of a tenant (`SLO - latency alone`) within which a group ends, if cuts allow
-      it.
+    - `slack_share`: share of the least slack of a tenant (`SLO - latency alone`) within which a group ends, if cuts
+      allow it.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -81,11 +81,11 @@ class Overlap(BasePolicy):
     preempt: bool = True
     ways: Annotated[int, Meta(ge=1, le=64)] = 4
     members: Annotated[int, Meta(ge=0, le=64)] = 0
-    stretch: Stretch = 1.0
+    slack_share: SlackShare = 1.0
     repeat: bool = True
     barrier: bool = True
     enqueue_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
-    cautious: bool = True
+    tail_aware: bool = True
     splits: Splits = field(init=False, repr=False, compare=False)
 
     lanewise: Edf = field(init=False, repr=False, compare=False)
@@ -100,14 +100,14 @@ class Overlap(BasePolicy):
         expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
         self.check("members", 0 <= self.members <= len(self.lanes), expected)
         self.check("enqueue_ms", 0 <= self.enqueue_ms <= 1000, "milliseconds from 0 to 1000")
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
-        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
+        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, tail_aware=self.tail_aware))
         splits = Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS))
         object.__setattr__(self, "splits", splits)
-        self.specify(cautious=self.cautious)
+        self.specify(tail_aware=self.tail_aware)
         if self.barrier:
             shares = tuple(dict.fromkeys(share for ways in splits.by_members for split in ways for share in split))
-            self.specify(shares=shares, asked=IN_GROUPS, groups=self)
+            self.specify(shares=shares, requests=IN_GROUPS, groups=self)
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
@@ -163,5 +163,5 @@ class Overlap(BasePolicy):
         ways = self.ways if self.preempt else 0
         # A query that arrives during a group waits for its rest; one too late for an enqueued group waits for both.
         slack_ns = max(0, slack_ns - self._window_ns, slack_ns // 2)
-        short_ns = int(slack_ns * self.stretch)
+        short_ns = int(slack_ns * self.slack_share)
         return self.find(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless

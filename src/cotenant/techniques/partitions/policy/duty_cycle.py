@@ -17,7 +17,7 @@ from typing import ClassVar, cast
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.decision_context import NEVER_NS, Key, QueuePosition, Stretch, quickest_ns
+from cotenant.policies.decision_context import NEVER_NS, Key, QueuePosition, SlackShare, quickest_ns
 from cotenant.techniques.partitions.policy.group_turn import (
     Seat,
     form_group,
@@ -55,7 +55,7 @@ class DutyCycle(BasePolicy):
     ever more be late (the early drop of Nexus, SOSP'19, section 6.3).
     `lend`: guests of a lane are tenants without a slot anywhere, and with it also those that have their slots in other
     lanes. A guest is launched only when no slot of the lane waits, and only for as long as the tightest SLO of the
-    lane leaves beside all batches of the round, times `stretch`: whoever comes meanwhile can still have his turn in
+    lane leaves beside all batches of the round, times `slack_share`: whoever comes meanwhile can still have his turn in
     time. Lanes without slots serve guests alone, in the order of their deadlines. A query that no lane could ever serve
     is dropped with that reason, whatever the drop rule.
     `preempt`: a guest may be left at a cut, so that models longer than the spare time can be guests. Planned batches
@@ -71,7 +71,7 @@ class DutyCycle(BasePolicy):
     Raises InvalidValueError for a value out of its range.
     """
 
-    stretch: Stretch = 1.0
+    slack_share: SlackShare = 1.0
     rounds: tuple[Round, ...] = ()
     lend: bool = True
     slots_of: dict[str, tuple[tuple[int, int], ...]] = field(init=False, repr=False, compare=False)
@@ -90,7 +90,7 @@ class DutyCycle(BasePolicy):
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
-        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("slack_share", 0 <= self.slack_share <= 1, "a share from 0 to 1")
         fits = len(self.rounds) in (0, len(self.lanes))
         self.check("rounds", fits, f"one for each of the {len(self.lanes)} lanes")
         complete = self.rounds or (Round(),) * len(self.lanes)
@@ -352,7 +352,7 @@ class _RoundDecision(SlotContext):
                 busy += cast(GroupPredictor, self.snapshot.predictor).longest_ns([group])[0]
             elif seats:
                 busy += quickest_ns(self.latency_ns, works[0], seats[0].alone)
-        return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.stretch)
+        return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.slack_share)
 
     def drop_strangers(self) -> None:
         """Give up heads of queues, of tenants outside the plan, that are hopeless or fit into no lane's spare time."""

@@ -1,4 +1,4 @@
-"""Strands on real executors: parts of a batch, branches side by side, launches that wait, and ones that grow."""
+"""Tasks on real executors: parts of a batch, branches side by side, launches that wait, and launches that expand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from cotenant.core.actions import Action, Grow, Launch, Release, Respond
-from cotenant.core.events import Event, LaunchGrew, QueryCancelled
+from cotenant.core.actions import Action, Expand, Launch, Release, Respond
+from cotenant.core.events import Event, LaunchExpanded, QueryCancelled
 from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -32,8 +32,8 @@ from cotenant.serve.engine.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from here_workers import HereWorker, here_workers
-from strands import Branches, Growing, Halves, Middle, Pointers
 from strict_engine import StrictEngine as Engine
+from task_policies import Branches, Expanding, Halves, Middle, Pointers
 
 WAIT_S = 20.0
 TWO_LANES = (Share((0,)), Share((1,)))
@@ -57,7 +57,7 @@ def torch_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
             made = self.norm(self.layers[2](torch.relu(self.layers[1](first))))
             return {"y": self.layers[4](self.layers[3](made) + first)}
 
-    path = tmp_path_factory.mktemp("strands") / "deep.pt2"
+    path = tmp_path_factory.mktemp("tasks") / "deep.pt2"
     saved(Deep().eval(), {"x": torch.ones(2, WIDTH)}, path, {"x": {0: torch.export.Dim("rows", min=1, max=64)}})
     with open_model(path, cache_dir=path.parent / "cache") as opened:
         yield opened
@@ -81,7 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
         helper.make_node("MatMul", ["t", "w9"], ["y"]),
     ]
     value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("rows", WIDTH)) for n in "xy"]
-    path = tmp_path_factory.mktemp("strands") / "wide.onnx"
+    path = tmp_path_factory.mktemp("tasks") / "wide.onnx"
     graph = helper.make_graph(nodes, "wide", value[:1], value[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     with SegmentedModel.open(path, cache_dir=path.parent / "cache") as opened:
@@ -333,11 +333,13 @@ class Slowed:
 
 def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(executors: Executors, model: SegmentedModel) -> None:
     slowed = Slowed()
-    served = Served(executors, model, Growing(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
+    served = Served(executors, model, Expanding(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
     x = rows(2)
     answer = served.send(x)
     served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
-    while not all(each.worker._launches._grown for each in HereWorker.made):  # it comes by another way than launches
+    while not all(
+        each.worker._launches._expanding for each in HereWorker.made
+    ):  # it comes by another way than launches
         time.sleep(0.001)
     for _ in range(3):
         slowed.may_run.release()
@@ -345,21 +347,21 @@ def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(executors: Exe
     assert respond.outcome is Outcome.ANSWERED
     assert same(y, whole(model, x))
     [launch] = served.launches
-    [grow] = [action for action in served.actions if isinstance(action, Grow)]
+    [expand] = [action for action in served.actions if isinstance(action, Expand)]
     assert (launch.share.cores, launch.stops) == ((0,), (4, 8))
-    assert (grow.launch, grow.share.cores) == (launch.id, (0, 1))
-    assert [event for event in served.events if isinstance(event, LaunchGrew)] == [LaunchGrew(launch.id)]
+    assert (expand.launch, expand.share.cores) == (launch.id, (0, 1))
+    assert [event for event in served.events if isinstance(event, LaunchExpanded)] == [LaunchExpanded(launch.id)]
     assert slowed.threads == [(0, 4, 1), (4, 8, (0, 1)), (8, model.unit_count, (0, 1))]
     served.close()
 
 
 def test_a_launch_takes_in_a_core_at_once_where_cores_may_join(executors: Executors, model: SegmentedModel) -> None:
     slowed = Slowed(joins=True)
-    served = Served(executors, model, Growing(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
+    served = Served(executors, model, Expanding(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
     x = rows(2)
     answer = served.send(x)
     served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
-    while not any(isinstance(event, LaunchGrew) for event in served.events):  # a worker says it from its own thread
+    while not any(isinstance(event, LaunchExpanded) for event in served.events):  # a worker says it from its own thread
         time.sleep(0.001)
     slowed.may_run.release()
     [(respond, y)] = answer()

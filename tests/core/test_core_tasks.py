@@ -1,4 +1,4 @@
-"""Strands in the engine, event by event: parts that meet, launches that wait, what becomes of them, and growth."""
+"""Tasks in the engine, event by event: parts that meet, launches that wait, what becomes of them, and expansion."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec import UNSET, structs
 
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, Release, Respond
 from cotenant.core.events import (
     LaunchEnded,
-    LaunchGrew,
+    LaunchExpanded,
     QueryArrived,
     QueryCancelled,
     TenantRemoved,
@@ -21,7 +21,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, PolicySpec, Snapshot, Start
+from cotenant.core.snapshot import Decision, Drop, DropRule, Expansion, PolicySpec, Snapshot, Start
 from cotenant.errors import ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.types import Outcome, Query, Tenant
@@ -240,35 +240,38 @@ def test_who_leaves_a_batch_that_has_not_begun_leaves_the_others_to_another_one(
     assert not core.snapshot(1).waiting
 
 
-def test_a_launch_grows_at_its_next_stop_and_holds_its_slots_from_the_decision_on() -> None:
+def test_a_launch_expands_at_its_next_stop_and_holds_its_slots_from_the_decision_on() -> None:
     both = MACHINE.share((0, 1))
-    core = engine(Decision((start(WHOLE, LEFT, grows=True),)), Decision(grows=(Growth(0, both, 3),)))
+    core = engine(Decision((start(WHOLE, LEFT, is_expandable=True),)), Decision(expansions=(Expansion(0, both, 3),)))
     [launch] = core.handle(QueryArrived(query(0)), 0)
     assert isinstance(launch, Launch)
     assert launch.stops == (2, 4)
-    assert core.handle(TimerFired(), 1) == [Grow(0, both)]
+    assert core.handle(TimerFired(), 1) == [Expand(0, both)]
     assert core.snapshot(1).free_mask == GPU.mask
     assert core.snapshot(1).running[0].launch.predicted_ns == 3
-    core.handle(LaunchGrew(0), 2)
+    core.handle(LaunchExpanded(0), 2)
     core.handle(LaunchEnded(0), 4)
     assert core.snapshot(4).free_mask == MACHINE.mask
 
 
-def test_one_that_ends_before_it_grew_gives_all_back() -> None:
-    core = engine(Decision((start(WHOLE, LEFT, grows=True),)), Decision(grows=(Growth(0, MACHINE.share((0, 1)), 3),)))
+def test_one_that_ends_before_it_expanded_gives_all_back() -> None:
+    core = engine(
+        Decision((start(WHOLE, LEFT, is_expandable=True),)),
+        Decision(expansions=(Expansion(0, MACHINE.share((0, 1)), 3),)),
+    )
     core.handle(QueryArrived(query(0)), 0)
     core.handle(TimerFired(), 1)
     core.handle(LaunchEnded(0), 2)
     assert core.snapshot(2).free_mask == MACHINE.mask
-    with pytest.raises(ProtocolViolationError, match="launch 0 grew, but it is not running"):
-        core.handle(LaunchGrew(0), 3)
+    with pytest.raises(ProtocolViolationError, match="launch 0 expanded, but it does not run"):
+        core.handle(LaunchExpanded(0), 3)
 
 
-def test_growth_that_nobody_asked_for_is_a_bug() -> None:
-    core = engine(Decision((start(WHOLE, LEFT, grows=True),)))
+def test_expansion_that_nobody_asked_for_is_a_bug() -> None:
+    core = engine(Decision((start(WHOLE, LEFT, is_expandable=True),)))
     core.handle(QueryArrived(query(0)), 0)
-    with pytest.raises(ProtocolViolationError, match="launch 0: GREW cannot happen while RUNNING"):
-        core.handle(LaunchGrew(0), 1)
+    with pytest.raises(ProtocolViolationError, match="launch 0: EXPANDED cannot happen while RUNNING"):
+        core.handle(LaunchExpanded(0), 1)
 
 
 WRONG: dict[str, tuple[Decision, str]] = {
@@ -294,12 +297,12 @@ WRONG: dict[str, tuple[Decision, str]] = {
         "not all free",
     ),
     "on slots of others": (Decision((*HALVES, start(WHOLE.since(4), LEFT, 1))), "not all free"),
-    "grows what does not run": (Decision(grows=(Growth(3, LEFT, 5),)), "lets launch 3 grow, which cannot"),
+    "expands what does not run": (Decision(expansions=(Expansion(3, LEFT, 5),)), "lets launch 3 expand, which cannot"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_strands_that_break_the_contract_are_caught_and_not_booked(case: str) -> None:
+def test_tasks_that_break_the_contract_are_caught_and_not_booked(case: str) -> None:
     wrong, text = WRONG[case]
     core = engine(wrong, Decision(HALVES))
     with pytest.raises(ProtocolViolationError, match=text):
@@ -329,22 +332,22 @@ def test_a_launch_whose_batch_is_dropped_with_the_decision_cannot_be_waited_for(
         core.handle(QueryArrived(query(2)), 0)
 
 
-BAD_GROWTHS: dict[str, tuple[Growth, str]] = {
-    "not more": (Growth(0, LEFT, 5), "which are not more"),
-    "elsewhere": (Growth(0, RIGHT, 5), "which are not more"),
-    "on another device": (Growth(0, Share((0, 1), "cuda:0", 0), 5), "which are not more"),
-    "taken": (Growth(0, MACHINE.share((0, 1)), 5), "not all free"),
-    "without a stop": (Growth(1, MACHINE.share((0, 1)), 5), "lets launch 1 grow, which cannot"),
+BAD_EXPANSIONS: dict[str, tuple[Expansion, str]] = {
+    "not more": (Expansion(0, LEFT, 5), "which are not more"),
+    "elsewhere": (Expansion(0, RIGHT, 5), "which are not more"),
+    "on another device": (Expansion(0, Share((0, 1), "cuda:0", 0), 5), "which are not more"),
+    "taken": (Expansion(0, MACHINE.share((0, 1)), 5), "not all free"),
+    "without a stop": (Expansion(1, MACHINE.share((0, 1)), 5), "lets launch 1 expand, which cannot"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_GROWTHS)
-def test_growth_that_breaks_the_contract_is_caught(case: str) -> None:
-    growth, text = BAD_GROWTHS[case]
+@pytest.mark.parametrize("case", BAD_EXPANSIONS)
+def test_expansion_that_breaks_the_contract_is_caught(case: str) -> None:
+    expansion, text = BAD_EXPANSIONS[case]
     core = engine(
-        Decision((start(WHOLE, LEFT, grows=True),)),
+        Decision((start(WHOLE, LEFT, is_expandable=True),)),
         Decision((start(WHOLE, RIGHT, of=(1,)),)),
-        Decision(grows=(growth,)),
+        Decision(expansions=(expansion,)),
     )
     core.handle(QueryArrived(query(0)), 0)
     core.handle(QueryArrived(query(1)), 0)

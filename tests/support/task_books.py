@@ -8,11 +8,11 @@ from random import Random
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Expand, Launch, Release, Respond
 from cotenant.core.events import (
     Event,
     LaunchEnded,
-    LaunchGrew,
+    LaunchExpanded,
     PolicyChanged,
     QueryArrived,
     QueryCancelled,
@@ -20,7 +20,7 @@ from cotenant.core.events import (
     TenantResumed,
     TenantSuspended,
 )
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.snapshot import Policy, Snapshot
 from cotenant.predict.table import TablePredictor
 from cotenant.types import Outcome, Query, Tenant
@@ -54,7 +54,7 @@ class Books:
         self.now = 0
         self.live: dict[int, Query] = {}
         self.running: dict[int, Launch] = {}
-        self.growing: dict[int, Share] = {}
+        self.expanding: dict[int, Share] = {}
         self.ended: set[int] = set()
         self.gone: set[int] = set()
         self.waited: dict[int, Launch] = {}
@@ -85,13 +85,13 @@ class Books:
             fault = "it broke" if self.random.random() < 0.15 else None
             self.tell(LaunchEnded(number, fault))
 
-    def grow(self) -> None:
-        if self.growing:
-            number = self.random.choice(list(self.growing))
-            share = self.growing.pop(number)
+    def expand(self) -> None:
+        if self.expanding:
+            number = self.random.choice(list(self.expanding))
+            share = self.expanding.pop(number)
             assert share.mask & self.running[number].share.mask == self.running[number].share.mask
-            self.seen["grew"] += 1
-            self.tell(LaunchGrew(number))
+            self.seen["expanded"] += 1
+            self.tell(LaunchExpanded(number))
 
     def cancel(self) -> None:
         if self.live:
@@ -120,7 +120,7 @@ class Books:
         if isinstance(event, LaunchEnded):
             launch = self.running.pop(event.launch)
             self.ended.add(event.launch)
-            self.seen["ended before it grew"] += self.growing.pop(event.launch, None) is not None
+            self.seen["ended before it expanded"] += self.expanding.pop(event.launch, None) is not None
             siblings = [each for each in self.running.values() if each.batch == launch.batch]
             if event.error is None:
                 self.ran.setdefault(launch.batch, []).append(launch.work)
@@ -170,8 +170,8 @@ class Books:
                 self.seen["beside others of its batch"] += any(e.batch == action.batch for e in self.running.values())
                 self.seen["rows"] += bool(action.work.rows)
                 self.running[action.id] = action
-            case Grow():
-                self.growing[action.launch] = action.share
+            case Expand():
+                self.expanding[action.launch] = action.share
             case Respond():
                 query = self.live.pop(action.query)
                 if action.outcome is Outcome.ANSWERED:
@@ -214,7 +214,7 @@ class Books:
         for number, run in snapshot.running.items():
             assert held & run.launch.share.mask == 0, "two launches on one slot"
             held |= run.launch.share.mask
-            assert (run.state is StrandState.GROWING) == (number in self.growing)
+            assert (run.state is TaskState.EXPANDING) == (number in self.expanding)
         assert held & snapshot.free_mask == 0
         assert snapshot.waiting.keys() == self.enqueued.keys() - self.gone
         for launch in snapshot.waiting.values():

@@ -1,4 +1,4 @@
-"""Whatever strands a policy launches: each unit of each row runs once, slots have one owner, all queries end."""
+"""Whatever tasks a policy launches: each unit of each row runs once, slots have one owner, all queries end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Drop, DropRule, Growth, PolicySpec, Snapshot, Start
+from cotenant.core.snapshot import Decision, Drop, DropRule, Expansion, PolicySpec, Snapshot, Start
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
-from strand_books import Books
+from task_books import Books
 
 MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1)})
 TENANTS = {
@@ -56,7 +56,7 @@ class Wild:
         for work, queries, batch in self.candidates(snapshot):
             if random.random() < 0.8:
                 starts += self.split(snapshot, len(starts), work, queries, batch)
-        return Decision(tuple(starts), grows=tuple(self.growths(snapshot)))
+        return Decision(tuple(starts), expansions=tuple(self.expansions(snapshot)))
 
     def candidates(self, snapshot: Snapshot) -> list[tuple[Work, tuple[Query, ...], int | None]]:
         found: list[tuple[Work, tuple[Query, ...], int | None]] = [
@@ -103,8 +103,8 @@ class Wild:
             made.append(Start(piece, queries, share, 5, batch, tuple(sorted(after - {number})), random.random() < 0.5))
         return made
 
-    def growths(self, snapshot: Snapshot) -> list[Growth]:
-        found: list[Growth] = []
+    def expansions(self, snapshot: Snapshot) -> list[Expansion]:
+        found: list[Expansion] = []
         for number, run in snapshot.running.items():
             had = run.launch.share
             more = [
@@ -112,10 +112,10 @@ class Wild:
                 for lane in self.lanes
                 if lane.device == had.device and self.free & lane.mask and not had.mask & lane.mask
             ]
-            if run.launch.stops and run.state is StrandState.RUNNING and more and self.random.random() < 0.7:
+            if run.launch.stops and run.state is TaskState.RUNNING and more and self.random.random() < 0.7:
                 share = Share((*had.cores, *self.random.sample(more, self.random.randint(1, len(more)))), *_place(had))
                 self.free &= ~share.mask
-                found.append(Growth(number, share, 5))
+                found.append(Expansion(number, share, 5))
         return found
 
     def claim(self, share: Share, number: int) -> None:
@@ -134,7 +134,7 @@ def _slots(share: Share) -> list[int]:
 
 def walk(random: Random, steps: int) -> None:
     books = Books(random, lambda: Wild(random), TENANTS, TablePredictor(TABLES), MACHINE, SEEN)
-    moves: list[Any] = [books.arrive] * 6 + [books.end] * 6 + [books.grow] * 2 + [books.cancel, books.disturb]
+    moves: list[Any] = [books.arrive] * 6 + [books.end] * 6 + [books.expand] * 2 + [books.cancel, books.disturb]
     for _ in range(steps):
         random.choice(moves)()
     books.drain()
@@ -142,7 +142,7 @@ def walk(random: Random, steps: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 60))
-def test_any_strands_keep_the_contract(random: Random, steps: int) -> None:
+def test_any_tasks_keep_the_contract(random: Random, steps: int) -> None:
     walk(random, steps)
 
 
@@ -156,8 +156,8 @@ def test_long_walks_keep_it_too_and_get_everywhere() -> None:
         "waited": 200,
         "beside others of its batch": 200,
         "rows": 200,
-        "grew": 50,
-        "ended before it grew": 20,
+        "expanded": 50,
+        "ended before it expanded": 20,
         "a part failed beside others": 20,
         "never ran, as nobody waited for it": 50,
         "suspended while launches waited": 10,

@@ -1,4 +1,4 @@
-"""Small policies that launch strands: parts of batches side by side, launches that wait, and ones that grow."""
+"""Small policies that launch tasks: parts of batches side by side, launches that wait, and launches that expand."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotenant.core.lifecycle import StrandState
+from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, DropRule, Growth, PolicySpec, QueueView, Snapshot, Start
+from cotenant.core.snapshot import Decision, DropRule, Expansion, PolicySpec, QueueView, Snapshot, Start
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
 
 @dataclass(frozen=True)
-class Strands:
+class TaskPolicy:
     """First come, first served; a batch goes to the first lanes when they are free. `how` it is run differs."""
 
     lanes: tuple[Share, ...]
     drop: DropRule = DropRule.NONE
     preempt: bool = True
 
-    name: ClassVar[str] = "strands"
+    name: ClassVar[str] = "tasks"
 
     @property
     def spec(self) -> PolicySpec:
@@ -75,13 +75,13 @@ def _middle(snapshot: Snapshot, work: Work) -> int:
     return cuts[(len(cuts) - 1) // 2]
 
 
-class Halves(Strands):
+class Halves(TaskPolicy):
     """Half of the rows on each of two lanes up to a cut in the middle; then the whole on the first, once both are."""
 
     name: ClassVar[str] = "halves"
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
-        """See Strands."""
+        """See TaskPolicy."""
         if not self.is_free(snapshot, 0, 1):
             return
         first, half, cut = snapshot.next_launch, work.items // 2, _middle(snapshot, work)
@@ -95,14 +95,14 @@ class Halves(Strands):
             yield self.start(snapshot, work.since(cut), queries, batch, 0, first, first + 1)
 
 
-class Middle(Strands):
+class Middle(TaskPolicy):
     """The units between the first cut and the last one run for a half of the rows each, on two lanes; those before and
     behind for all, on the first."""
 
     name: ClassVar[str] = "middle"
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
-        """See Strands."""
+        """See TaskPolicy."""
         if not self.is_free(snapshot, 0, 1):
             return
         cuts = snapshot.queues[work.tenant].tenant.cuts
@@ -117,14 +117,14 @@ class Middle(Strands):
         yield self.start(snapshot, work.since(high), queries, batch, 0, first + 1, first + 2)
 
 
-class Branches(Strands):
+class Branches(TaskPolicy):
     """The units up to the first cut on one device, those up to the second on another one, beside them; they meet, and
     the rest runs on the first."""
 
     name: ClassVar[str] = "branches"
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
-        """See Strands."""
+        """See TaskPolicy."""
         if not self.is_free(snapshot, 0, 1):
             return
         cuts = [cut for cut in snapshot.queues[work.tenant].tenant.cuts if cut > work.start]
@@ -137,14 +137,14 @@ class Branches(Strands):
         yield self.start(snapshot, work.since(cuts[1]), queries, batch, 0, first, first + 1)
 
 
-class Pointers(Strands):
+class Pointers(TaskPolicy):
     """A batch runs up to a cut on the lane that is free; on a busy one it waits for what runs there, which is decided
     at once. One batch waits at most."""
 
     name: ClassVar[str] = "pointers"
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
-        """See Strands."""
+        """See TaskPolicy."""
         begun = work.until(_middle(snapshot, work))
         for lane in range(len(self.lanes)):
             if self.is_free(snapshot, lane):
@@ -158,31 +158,31 @@ class Pointers(Strands):
                 return
 
 
-class Growing(Strands):
+class Expanding(TaskPolicy):
     """A batch begins on the first lane that is free; what runs takes in all that is free when nobody waits."""
 
-    name: ClassVar[str] = "growing"
+    name: ClassVar[str] = "expanding"
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""
-        made = Strands.decide(self, snapshot, memory)
+        made = TaskPolicy.decide(self, snapshot, memory)
         if made.starts:
             return made
         for run in snapshot.running.values():
             had = run.launch.share
             free = [lane for lane in self.lanes if lane.mask & snapshot.free_mask == lane.mask]
-            if run.launch.stops and run.state is StrandState.RUNNING and free:
+            if run.launch.stops and run.state is TaskState.RUNNING and free:
                 cores = (*had.cores, *(core for lane in free for core in lane.cores))
-                return Decision(grows=(Growth(run.launch.id, Share(cores), run.launch.predicted_ns),))
+                return Decision(expansions=(Expansion(run.launch.id, Share(cores), run.launch.predicted_ns),))
         return Decision()
 
     def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
-        """See Strands."""
+        """See TaskPolicy."""
         for lane in range(len(self.lanes)):
             if self.is_free(snapshot, lane):
                 start = self.start(snapshot, work, queries, batch, lane)
-                yield Start(start.work, start.queries, start.share, start.predicted_ns, start.batch, grows=True)
+                yield Start(start.work, start.queries, start.share, start.predicted_ns, start.batch, is_expandable=True)
                 return
 
 
-STRANDS = {policy.name: policy for policy in (Halves, Middle, Branches, Pointers, Growing)}
+TASK_POLICIES = {policy.name: policy for policy in (Halves, Middle, Branches, Pointers, Expanding)}
