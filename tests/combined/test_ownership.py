@@ -17,14 +17,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from cotenant.execute.parts import Parts
 
 import cotenant
 from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
-from cotenant.execute.parts import Parts
+from cotenant.execute.open_model import open_model
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import Runner, array_of, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor

@@ -196,7 +196,7 @@ def test_memory_is_given_back_where_it_is_short(calls: Calls) -> None:
 def test_lent_tensors_have_the_memory_and_do_not_hold_it() -> None:
     base = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)
     tensors = {"whole": base, "part": base[1:3, ::2]}
-    lent = device().lane(PART).lend(tensors)
+    lent = device().lane(PART).unowned(tensors)
     lent["whole"].add_(1)
     for name, tensor in tensors.items():
         assert torch.equal(lent[name], tensor)

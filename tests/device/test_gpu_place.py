@@ -33,7 +33,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile import device as profile_device

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from bench._mixing import KINDS, Alone, Drawn, drawn
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.merging_trial import TOLERANCE, is_same_answer, judge_merging
 from cotenant.profile.merging import Merging

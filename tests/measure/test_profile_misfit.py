@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import load_server_config
-from cotenant.measure.opening import OpenedModel, open_version
+from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.profile_misfit import profile_misfit
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository

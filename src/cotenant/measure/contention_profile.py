@@ -310,7 +310,7 @@ def calibrate(
     Raises ProfileError without a profile, and as `contended_cores` does.
     """
     from cotenant.measure.inputs import make_inputs
-    from cotenant.measure.opening import open_version
+    from cotenant.measure.opened_model import open_version
 
     cores = contended_cores(root, settings)
     profile: Profile = load_profile(profile_path(root))

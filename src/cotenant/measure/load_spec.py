@@ -13,7 +13,7 @@ from cotenant.execute.protocol import Followed, ModelSource
 from cotenant.execute.strategy import follows_of
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
-from cotenant.measure.opening import OpenedModel, arithmetic_of
+from cotenant.measure.opened_model import OpenedModel, arithmetic_of
 from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import ModelVersion

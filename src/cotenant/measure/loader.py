@@ -21,7 +21,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.threads.lanes import run_gently
 from cotenant.measure.campaign import Journal
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
-from cotenant.measure.opening import (
+from cotenant.measure.opened_model import (
     OpenedModel,
     covers,
     follow_gains,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.measure.opening import OpenedModel, has_batches, is_of
+from cotenant.measure.opened_model import OpenedModel, has_batches, is_of
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import changes

@@ -15,7 +15,7 @@ from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
-from cotenant.measure.opening import OpenedModel, covers, has_batches, open_all
+from cotenant.measure.opened_model import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device

@@ -131,7 +131,7 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[TensorLayout, ...] = ()
-    pieces: tuple[PieceTime, ...] = ()
+    task_times: tuple[PieceTime, ...] = ()
     stolen_ns: int = 0
 
 

@@ -44,7 +44,7 @@ class ProcessExecutor(BaseExecutor):
     grow.
     """
 
-    has_parts = True
+    has_tasks = True
 
     def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()

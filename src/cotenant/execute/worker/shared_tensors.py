@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import CotenantError
-from cotenant.execute.runner import Pieces, joined
+from cotenant.execute.runner import RowChunks, joined
 from cotenant.shortages import Resource, report
 
 MOST_BYTES = 2 << 30
@@ -81,30 +81,30 @@ class SharedBuffer:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
-    def write(self, tensors: Pieces) -> tuple[TensorLayout, ...]:
+    def write(self, tensors: RowChunks) -> tuple[TensorLayout, ...]:
         """Put tensors from the start of the buffer on; what it held is gone.
 
-        Raises SharedMemoryError when they do not fit, ValueError when the pieces of one do not fit each other.
+        Raises SharedMemoryError when they do not fit, ValueError when the chunks of one do not fit each other.
         """
-        form = tuple([(name, *_form(pieces)) for name, pieces in tensors.items()])
+        form = tuple([(name, *_form(chunks)) for name, chunks in tensors.items()])
         known = self._written.get(form)
         if known is not None:
-            for place, pieces in zip(known[1], tensors.values(), strict=True):
-                _fill(place, pieces)
+            for place, chunks in zip(known[1], tensors.values(), strict=True):
+                _fill(place, chunks)
             self._give_back(known[2])
             return known[0]
         layouts: list[TensorLayout] = []
         contents: list[Any] = []
         at = 0
-        for name, pieces in tensors.items():
-            first = pieces[0]
+        for name, chunks in tensors.items():
+            first = chunks[0]
             if (dtype := dtype_name(first.dtype)) != OBJECTS:
-                shape = _form(pieces)[1]
+                shape = _form(chunks)[1]
                 size = math.prod(shape) * first.dtype.itemsize
                 layouts.append(TensorLayout(name, dtype, shape, at, size))
-                contents.append(pieces)
+                contents.append(chunks)
             else:
-                whole = joined(pieces)
+                whole = joined(chunks)
                 packed = pack(whole)
                 layouts.append(TensorLayout(name, OBJECTS, whole.shape, at, len(packed)))
                 contents.append(packed)
@@ -194,17 +194,17 @@ def _size_for(needed: int) -> int:
     return max(_LEAST_BYTES, 1 << (needed - 1).bit_length())
 
 
-def _form(pieces: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
-    """The dtype and shape of the pieces below each other."""
-    first = pieces[0]
-    return first.dtype, first.shape if len(pieces) == 1 else (sum(map(len, pieces)), *first.shape[1:])
+def _form(chunks: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
+    """The dtype and shape of the chunks below each other."""
+    first = chunks[0]
+    return first.dtype, first.shape if len(chunks) == 1 else (sum(map(len, chunks)), *first.shape[1:])
 
 
-def _fill(target: Any, pieces: Sequence[Any]) -> None:
-    if len(pieces) == 1:
-        target[...] = pieces[0]
+def _fill(target: Any, chunks: Sequence[Any]) -> None:
+    if len(chunks) == 1:
+        target[...] = chunks[0]
     else:
-        np.concatenate(pieces, out=target)
+        np.concatenate(chunks, out=target)
 
 
 def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:

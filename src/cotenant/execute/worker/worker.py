@@ -43,7 +43,7 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lanes: list[threading.Thread] = []
-        self._batches = Batches(has_parts=True)
+        self._batches = Batches(has_tasks=True)
         self._launches = LaunchRunner(self._batches)
         self._memory = MemoryWatch()
 
@@ -128,7 +128,7 @@ class Worker:
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
             spent = timing.input_ns, timing.infer_ns, timing.output_ns
-            ended = Ended(launch, error, *spent, layouts, timing.pieces, timing.stolen_ns)
+            ended = Ended(launch, error, *spent, layouts, timing.task_times, timing.stolen_ns)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType, structs
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.contents import file_digest
-from cotenant.execute.opener import engine_of, open_model
+from cotenant.execute.open_model import engine_of, open_model
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
