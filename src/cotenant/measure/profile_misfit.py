@@ -1,4 +1,4 @@
-"""Why no profile holds for a model that is about to be served: what to say in the log."""
+"""Why no profile holds for a model that is about to be served, for the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.work import Share
 
 
 def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share]) -> str:
-    """A sentence that says why the repository's profile does not hold for a model in these shares, and what to run."""
+    """Why the repository's profile does not hold for a model in these shares, with the command to run."""
     tenant, plain = opened.found.tenant, f"'cotenant profile {root.name}' measures it well"
     if not profile_path(root).exists():
         return f"there is no profile; {plain}"
@@ -27,7 +27,7 @@ def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share])
         if tenant not in stored.models:
             return f"the profile does not have it; {plain}"
         changed = changes(root, stored.contents, (tenant,)).get(
-            tenant, "its kernels, its placement, or the packages that run it, are others than when it was measured"
+            tenant, "its kernels, its placement, or the packages that run it have changed since it was measured"
         )
         return f"{changed}; {plain}"
     if not has_batches(known, opened):

@@ -50,7 +50,7 @@ def device_name(index: int) -> str:
 
 
 def granularity_of(capability: tuple[int, int]) -> int:
-    """SMs in the smallest share by compute capability, if the bindings lack that number (CUDA guide, green contexts)."""
+    """SMs in the smallest share by compute capability, for bindings without it (CUDA guide, green contexts)."""
     major = capability[0]
     return 8 if major >= 9 else 4 if major == 8 else 2
 

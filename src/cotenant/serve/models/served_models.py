@@ -188,7 +188,7 @@ class ServedModel:
                 "tenant": {"string_value": self.tenant.name},
                 "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.shapes])},
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
-                "merging": {"string_value": self.merging.told},
+                "merging": {"string_value": self.merging.summary},
             },
         }
         kind = "cores" if self.opened.device == CPU else "sms"
