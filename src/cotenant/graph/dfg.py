@@ -123,7 +123,7 @@ class Dfg:
 
     @property
     def unit_names(self) -> tuple[str, ...]:
-        """A name for each unit: its number, and its operator with the most MACs, the last of equal ones ("12:Conv_34")."""
+        """A name for each unit: its number, and its operator with most MACs (the last of equals): "12:Conv_34"."""
         names = []
         for unit in self.units:
             members = [self.operators[index] for index in reversed(unit.operators)]

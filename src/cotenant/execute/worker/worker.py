@@ -1,4 +1,4 @@
-"""What a worker process does: it loads one model and runs the launches that come over its lanes' channels."""
+"""The program of a worker process: it loads one model and runs the launches of its lanes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cotenant.work import CPU, Share
 
 
 class Worker:
-    """One model, and a thread for each lane. The thread that calls `serve` waits for lanes and releases."""
+    """One model, with a thread for each lane. The thread that calls `serve` receives lanes and releases."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -49,11 +49,11 @@ class Worker:
 
     @property
     def paused(self) -> int:
-        """How many batches tensors are kept of."""
+        """Number of batches of which tensors are kept."""
         return len(self._batches)
 
     def serve(self) -> None:
-        """Load the model that the server names and run launches until it closes the channel."""
+        """Load the model that the server names, and run launches until the server closes the channel."""
         self._channel.send(Started())
         message, _ = self._channel.receive_with()
         if not isinstance(message, Open):
@@ -61,12 +61,12 @@ class Worker:
         self._batches.max_answer_bytes = message.max_answer_bytes
         try:
             model = run_gently(partial(_open, message))
-            for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
+            for threads, ranges in message.sessions:  # a thread pool inherits the nice value of its maker
                 model.prepare(ranges, threads)
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.hint))
             return
-        except Exception as error:  # whatever a library makes of a strange file: the server has to know
+        except Exception as error:  # any error of a library: report it to the server
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
             return
         nice = message.lane_nice
@@ -86,7 +86,7 @@ class Worker:
                     share = Share(message.cores)
                     if self._launches.grow(message.launch, share, self._grew):
                         self._grew(message.launch)
-                elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
+                elif isinstance(message, Prepare):  # on another thread: this one receives lanes and releases
                     try:
                         threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
                     except RuntimeError as error:
@@ -100,7 +100,9 @@ class Worker:
         self._channel.send(GrowRun(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
-        """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
+        """Load sessions and run each once at a higher nice value, except thread pools, which inherit that of their
+        maker.
+        """
         reason = ""
         try:
             for threads, ranges in wanted.sessions:
@@ -109,11 +111,11 @@ class Worker:
                 else:
                     model.prepare(ranges, threads)
                 run_gently(partial(warm_up, model, ranges, threads, wanted.shapes))
-        except Exception as error:  # the server has to know, and goes on as it was
+        except Exception as error:  # report it to the server, which goes on without these sessions
             reason = reason_of(error)
         try:
             self._channel.send(SessionsPrepared(reason), waits=True)
-        except OSError:  # the server has gone
+        except OSError:  # the server is gone
             pass
 
     def _run_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
@@ -123,7 +125,7 @@ class Worker:
 
         def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts
-            self._batches.check_answer(tensors)  # before either side has a copy
+            self._batches.check_answer(tensors)  # before any copy is made
             layouts = outputs.write({name: (array,) for name, array in tensors.items()})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
@@ -146,14 +148,14 @@ class Worker:
         try:
             if run.last and run.work.start == 0 and not run.part:
                 return inputs.read(run.inputs, copy=False)
-            # What may be live beyond this launch is copied, as the next one's inputs take its place.
+            # Copy inputs that may be live after this launch: the next launch overwrites the buffer.
             return self._batches.begin(run, None, [inputs.read(run.inputs, copy=True)])
         except Exception as error:
             return error
 
 
 def _open(message: Open) -> Runner:
-    """Open the model with its sessions, from what the server opened. Raises ModelError."""
+    """Open the model, with its single-threaded sessions, from the server's copies. Raises ModelError."""
     folder = Path(message.cache_dir) / message.graph
     how = message.arithmetic, message.follows
     model = open_source(ModelSource(Path(message.path), folder, message.tenant, CPU, *how))
