@@ -20,10 +20,7 @@ _log = logging.getLogger("cotenant.execute")
 
 
 class BaseExecutor:
-    """An executor that keeps tensors in `Batches`, computes on cores, and has no workers and no failed tenants.
-
-    Subclasses override the methods for which one of these does not hold.
-    """
+    """Keeps tensors in `Batches`, computes on cores, without workers. Other executors override these methods."""
 
     lanes_change = True
     has_tasks = False
@@ -61,18 +58,14 @@ class BaseExecutor:
         return CoreTarget()
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """Run a launch; never blocks.
-
-        If `_start` raises, the launch fails with that reason. Its end is reported from another thread, since the caller
-        holds the driver's lock.
-        """
+        """Run a launch. An exception of `_start` is reported from another thread: this one holds the driver's lock."""
         try:
             self._start(launch, on_end)
         except Exception as error:
             self._end_later(launch, reason_of(error), on_end)
 
     def _start(self, launch: Launch, on_end: OnEnd) -> None:
-        """Start a launch. An exception is the reason why the launch fails; then `on_end` must not be called."""
+        """Start a launch. An exception is the reason why it fails; then `on_end` must not be called."""
         raise NotImplementedError
 
     def _end_later(self, launch: Launch, reason: str, on_end: OnEnd) -> None:

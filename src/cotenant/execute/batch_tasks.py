@@ -29,10 +29,9 @@ _Made = tuple[int, int, _Named, int | None]
 class BatchTasks:
     """Tensors that the tasks of one batch pass to each other. The owner serialises calls that write.
 
-    `base` are the tensors live before unit `begin`, where the tasks begin; before unit 0 the inputs of the model. A
-    task adds the tensors that its units make. On a device, a launch is submitted before the launches before it have
-    ended. So a reader names the launches that the device runs before its own. `form` is a note of the executor on the
-    batch.
+    `base` are the tensors live before unit `begin`, where the tasks begin: before unit 0 the inputs. A task adds the
+    tensors of its units. On a device, a launch is submitted before its predecessors have ended, so a reader names the
+    launches that run before its own. `form` is a note of the executor.
     """
 
     def __init__(self, items: int, base: _Named, begin: int, form: Any = None) -> None:

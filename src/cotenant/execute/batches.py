@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 _REASON_CHARS = 300
 _TOLERANCE = 1e-2
-"""Absolute tolerance as a share of the largest number of an output: batches of other sizes use kernels that round
-otherwise.
-"""
+"""Absolute tolerance, relative to the largest number of an output: kernels of other batch sizes round otherwise."""
 
 
 class ModelGoneError(RuntimeError):
@@ -94,10 +92,7 @@ class BatchTensors:
         self.tasks = BatchTasks(self.items, self.whole(), 0)
 
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
-        """Each query with its rows of the outputs; a single query has all rows.
-
-        Raises RowsError when the rows do not fit.
-        """
+        """Each query with its rows of the outputs; a single query has all. Raises RowsError when rows do not fit."""
         if len(self.queries) == 1:
             yield self.queries[0], outputs
             return
@@ -149,10 +144,8 @@ class Batches:
         """The batch of a launch: a new one at the first unit, else the paused one.
 
         `home` is the process that has the tensors, None for this one. `inputs` are those of a new batch that were not
-        `put`.
-
-        Raises ModelGoneError when no tensors of the batch are kept at `home`. Raises RowsError when queries or rows of
-        the launch are not those of the batch, or when it is one of several tasks without `has_tasks`.
+        `put`. Raises ModelGoneError when no tensors of the batch are kept at `home`. Raises RowsError when queries or
+        rows of the launch are not those of the batch, or for one of several tasks without `has_tasks`.
         """
         if launch.work.start == 0 and not launch.part:
             return BatchTensors(launch, inputs or [self._inputs[query] for query in launch.queries], home)

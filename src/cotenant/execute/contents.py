@@ -64,11 +64,10 @@ def opened(
 ) -> tuple[HeldFolder, _T]:
     """Find or make the folder for the model file at `path`; returns what `read` finds there.
 
-    - `wanted`: "", or the folder name that an earlier call returned; that folder is taken whatever is at `path` now.
-    - `name_of`: returns the folder name for the present content.
-    - `make`: fills a temporary folder, which is renamed when it is complete.
-    - `read`: returns None for a folder that is missing, incomplete or damaged.
-    - `role`: folders of one file in other roles are kept.
+    `name_of` returns the folder name for the present content. `make` fills a temporary folder, which is renamed when it
+    is complete. `read` returns None for a folder that is missing, incomplete or damaged. `wanted` is "", or the folder
+    name that an earlier call returned; that folder is taken whatever is at `path` now. Folders of one file in another
+    `role` are kept.
 
     Raises ModelError when the folder cannot be made, or `wanted` is gone and the file has changed.
     """

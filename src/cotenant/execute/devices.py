@@ -57,10 +57,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An engine or a way of sharing.
-
-    `detail` says what it can do, or why it cannot be used; `hint` what would change that.
-    """
+    """An engine or a way of sharing. `detail`: what it can do, or why it cannot be used; `hint`: what would help."""
 
     name: str
     device: str

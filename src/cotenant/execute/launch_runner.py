@@ -57,11 +57,11 @@ class LaunchRunner:
         on_end: OnEnd,
         began_ns: int = 0,
     ) -> None:
-        """Run a launch of a batch, and report how it ended.
+        """Run a launch of a batch, and report how it ended. `began_ns` is when it began, 0 for now.
 
-        `batch` is the begun batch; or the inputs alone, if the launch is the whole model; or the reason why the launch
-        fails. `hand_out` takes the outputs and may raise. A launch fails with the reason of an exception, or without
-        `model`. `began_ns` is when the launch began, 0 for now.
+        `batch` is the begun batch, the inputs alone for a launch of the whole model, or the reason why the launch
+        fails. `hand_out` takes the outputs and may raise. A launch fails with an exception's reason, or without
+        `model`.
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None

@@ -34,10 +34,9 @@ def open_model(
 ) -> Runner:
     """Open the model file at `path` on the CPU, or on "cuda:N".
 
-    - `cache_dir`: where copies of its files and the engine's prepared graph are kept.
-    - `name`: name in messages, by default the file's stem.
-    - `content`: "", or the folder name (of `graph_path`) that an earlier call gave; that folder is opened whatever is
-      at `path` now.
+    Copies of its files and the engine's prepared graph are kept in `cache_dir`. `name` is for messages, by default the
+    file's stem. `content` is "", or the folder name (of `graph_path`) of an earlier call, which is opened whatever is
+    at `path` now.
 
     Raises ModelError when the file cannot be read or run, or its content is not `content`. Raises it when the engine is
     not installed, or does not support `device` or `arithmetic`.

@@ -37,8 +37,7 @@ Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
 class ModelSource:
     """A model that was opened before, by the place of its copies: an executor can load it without opening it first.
 
-    The file was at `path`; its graph is in `folder` of a cache. `follows` are the plans that it follows, by run
-    strategy.
+    The file was at `path`; its graph is in `folder` of a cache. `follows` are its plans, by run strategy.
     """
 
     path: Path
@@ -53,11 +52,9 @@ class ModelSource:
 class LoadSpec:
     """Parts of a model to load before it is served: its segments between `cuts`, in these shares.
 
-    - `shapes`: the declared shapes.
-    - `max_batch`: most rows of a batch (1: queries are not merged).
-    - `rows`: batch sizes to prepare, by default `row_buckets`.
-    - `memory_bytes`: limit of the resident memory of the model's worker process, if it has one.
-    - `urgent`: launches have priority, where the device supports it.
+    `shapes` are the declared ones; `max_batch` is the largest batch (1: queries are not merged). `rows` are the batch
+    sizes to prepare, by default `row_buckets`. `memory_bytes` limits the resident memory of the model's worker process,
+    if it has one. Launches of `urgent` models have priority where the device supports it.
     """
 
     shares: tuple[Share, ...]
@@ -83,9 +80,9 @@ class LoadSpec:
 class Timing(Struct, frozen=True, gc=False):
     """Where the time of a launch went, in ns: gathering inputs, running units, splitting outputs.
 
-    - `task_times`: tasks of a launch that ran by a placement.
-    - `stolen_ns`: time during the units when their thread was not on its core; 0 where unknown (several cores, GPUs).
-    - `read_ns`: when the end was read from a worker, in monotonic time; 0 without a worker.
+    `task_times` are the tasks of a launch that ran by a placement. `stolen_ns` is the time during the units when their
+    thread was off its core; 0 if unknown (several cores, GPUs). `read_ns` is when the end was read from a worker, in
+    monotonic time; 0 without one.
     """
 
     input_ns: int = 0
@@ -220,10 +217,7 @@ class ModelExecutor(Executor, Protocol):
 
     @property
     def target(self) -> TargetDevice:
-        """The device on which its models are opened and measured, until `close`.
-
-        Raises ConfigError without the device.
-        """
+        """The device on which its models are opened and measured, until `close`. Raises ConfigError without it."""
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """Load the model for launches of the tenant; blocks. Takes ownership of an open model. Raises ModelError."""

@@ -50,9 +50,8 @@ class Runner(Protocol):
         """The graph with its costs at the given input shapes."""
 
     def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
-        """Units that treat every row by itself, at input shapes with open first dimensions as rows.
-
-        Found by the rules of operators for the axes of their tensors, without a run.
+        """Row independence of units, at shapes with open first dimensions as rows; by rules of operators, without a
+        run.
         """
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:

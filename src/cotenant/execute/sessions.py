@@ -42,9 +42,7 @@ class SessionSet:
         return self._model
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]], send: Send) -> None:
-        """Add sessions, and wait until the worker has loaded them or is lost.
-
-        Raises ModelError when they cannot be loaded.
+        """Add sessions, and wait until the worker has them or is lost. Raises ModelError when they cannot be loaded.
 
         Without a worker it does not wait: the next worker loads them before it is ready.
         """

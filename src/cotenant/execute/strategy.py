@@ -80,10 +80,7 @@ class WholeRun(Protocol):
         """Run the model until the first-run costs are paid. Raises exceptions of the model."""
 
     def capture(self, inputs: Named, rows: int) -> Prepared:
-        """Capture graphs for inputs of these shapes, as far as possible.
-
-        Raises as `StreamLane.capture`, and exceptions of the model.
-        """
+        """Capture what is possible for inputs of these shapes. Raises as `StreamLane.capture` and the model."""
 
 
 class RunStrategy:
@@ -115,10 +112,7 @@ class RunStrategy:
         return {}
 
     def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
-        """Let a model that another process opened again follow the plans `chosen` by `choose`.
-
-        `graphs`: its `cache_dir`.
-        """
+        """Let a model that another process opened again follow plans `chosen` before. `graphs`: its `cache_dir`."""
 
     def on_stream(self, model: Any, share: Share, lane: StreamLane, cores: Sequence[int]) -> WholeRun | None:
         """The runner of whole launches of a `StreamModel` in a share of a GPU, with `cores` of the host beside it.
@@ -132,8 +126,7 @@ class RunStrategy:
     ) -> VersionTable | UnsetType:
         """Costs of the units in the versions that launches may select, for the profile of the model.
 
-        `unit_ns` are times of the units on one core, `whole_ns` times of the whole model by numbers of cores, at
-        `shapes`.
+        `unit_ns` are times of the units on one core, `whole_ns` of the whole by numbers of cores, at `shapes`.
         """
         return UNSET
 

@@ -13,14 +13,9 @@ def suggest_cuts(dfg: Dfg, weights: Sequence[float], max_weight: float) -> tuple
     """Cut points, from 0 to `len(dfg.units)`, so that each segment weighs at most `max_weight`.
 
     `weights` has the weight of each unit (its time, its MACs...). A unit heavier than `max_weight` is a segment of its
-    own. The result minimises, in this order:
-
-    1. the cuts at boundaries that are not cheap,
-    2. the number of cuts,
-    3. the live bytes at the cuts.
-
-    It is exact, by dynamic programming over a sliding window: `best[e] = price(e) + min(best[s])` over all `s < e` with
-    units [s, e) of at most `max_weight`. Linear time.
+    own. The result minimises the cuts that are not cheap, then the number of cuts, then the live bytes. It is exact, by
+    dynamic programming over a sliding window in linear time: `best[e] = price(e) + min(best[s])` over all `s < e` with
+    units [s, e) of at most `max_weight`.
 
     Raises InvalidValueError when the weights do not match the units, or `max_weight` is not positive.
     """

@@ -12,9 +12,9 @@ Dim = int | str | None
 """One dimension: its size, the name of a dynamic dimension, or None for a dynamic dimension without a name."""
 
 CHEAP_CUT_REACH = 3
-"""A cheap cut has the fewest live tensors among the boundaries up to this many units before and after it.
+"""Reach in units: a cheap cut has the fewest live tensors of all boundaries within it.
 
-A residual block or an attention head group spans at least three units. In a plain chain all boundaries are cheap.
+A residual block or an attention head group spans at least three units; in a plain chain all boundaries are cheap.
 """
 
 
@@ -36,11 +36,10 @@ class Tensor:
 class Operator:
     """One node of the graph.
 
-    - `inputs`, `outputs`: tensor names without constants and omitted optional ones. Values that a control-flow operator
-      (If, Loop, Scan) captures from its scope count as its inputs.
-    - `constants`: names of its weights.
-    - `macs`, bytes: of one run at the shapes that the graph was costed with.
-    - `is_costed`: False when shapes were missing or the operator has a sub-graph, so that some costs are 0.
+    `inputs` and `outputs` are tensor names without constants and omitted optional ones. Values that a control-flow
+    operator (If, Loop, Scan) captures from its scope count as inputs. `constants` are the names of its weights. `macs`
+    and bytes are those of one run at the costed shapes. `is_costed` is False when shapes were missing or the operator
+    has a sub-graph, so that some costs are 0.
     """
 
     index: int

@@ -80,9 +80,7 @@ def tensor_type(elem_type: int, shape: Sequence[Dim] | None) -> TypeProto:
 
 
 def dims_of(kind: TypeProto | None) -> tuple[Dim, ...] | None:
-    """The shape in a type: sizes, names of dynamic dimensions, None for dimensions without a name; None for an unknown
-    rank.
-    """
+    """The shape in a type: sizes, names of dynamic dimensions, None without a name; None for an unknown rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return tuple(

@@ -79,11 +79,9 @@ def dfg_of(
 ) -> Dfg:
     """Build the `Dfg` of a loaded model.
 
-    - `known`: types found elsewhere (by onnxruntime).
-    - `sealed`: tensors that must not cross a unit boundary.
-    - `is_cuttable`: if False the graph becomes one unit.
-
-    Raises GraphError when `shapes` does not fit or the graph has a cycle.
+    `known` are types found elsewhere (by onnxruntime); `sealed` are tensors that must not cross a unit boundary.
+    Without `is_cuttable` the graph becomes one unit. Raises GraphError when `shapes` does not fit or the graph has a
+    cycle.
     """
     graph = model.graph
     constants = {init.name for init in graph.initializer} | {init.values.name for init in graph.sparse_initializer}

@@ -51,10 +51,7 @@ class Lowered:
 
 
 def lower(program: torch.export.ExportedProgram) -> Lowered:
-    """Copy the graph of `program` and make it functional.
-
-    Raises GraphError when it keeps state or is in training mode.
-    """
+    """Copy the graph of `program` and make it functional. Raises GraphError if it keeps state or is in training."""
     lowered = _copy(program)
     _drop_what_does_nothing(lowered)
     if not _make_functional(lowered):

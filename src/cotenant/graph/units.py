@@ -1,11 +1,9 @@
 """Fuses operators into units.
 
-1. A light operator (elementwise, normalisation, reshape...) joins the producer of its input if it is the only consumer.
-2. Light operators before a heavy one join it if it is their only consumer.
-
-Each merge contracts an edge from a source without other consumers, so the contracted graph stays acyclic. Units are
-ordered by their last operator, which keeps the topological order. Every boundary between units is therefore a valid
-cut.
+A light operator (elementwise, normalisation, reshape...) joins the producer of its input if it is the only consumer.
+Light operators before a heavy one join it if it is their only consumer. Each merge contracts an edge from a source
+without other consumers, so the contracted graph stays acyclic. Units are ordered by their last operator, which keeps
+the topological order. Every boundary between units is therefore a valid cut.
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ _COLUMNS = 8
 
 
 class OthersTime:
-    """Context that measures `share`, the share (0 to 1) of these cores' time that other processes took.
-
-    Time taken by a hypervisor counts as well. 0.0 where it is unknown.
-    """
+    """Measures `share`, the part (0 to 1) of these cores' time that other processes or a hypervisor took. A context."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)

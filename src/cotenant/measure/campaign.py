@@ -22,10 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Finished measurements of a campaign that may be interrupted, one JSON line each.
-
-    `path` None keeps none on disk.
-    """
+    """Finished measurements of a campaign, kept across interruptions: one JSON line each. `path` None keeps no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

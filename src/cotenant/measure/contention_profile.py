@@ -81,10 +81,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class ModelContention:
-    """Memory traffic of one model.
-
-    `is_identified` is False if the measurement does not determine the traffic; it is then as counted in the graph.
-    """
+    """Traffic of one model; `is_identified` is False if it is only counted in the graph, since no slowdown shows it."""
 
     traffic: Traffic
     is_identified: bool
@@ -95,8 +92,7 @@ class ModelContention:
 class PressureScales:
     """Indicators of pressure on one device: a canary that takes `canary_ns` alone, and cache counters.
 
-    `slowdowns` is None if antagonists do not slow the canary down. `counters` is None if they cannot be read, for the
-    reason `no_counters`.
+    `slowdowns` is None if antagonists do not slow the canary down, `counters` if they cannot be read (`no_counters`).
     """
 
     canary_ns: int

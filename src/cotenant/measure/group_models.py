@@ -96,10 +96,7 @@ def resolved(root: Path, settings: ServerConfig, lanes: tuple[Share, ...]) -> Po
 
 
 def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable[[], Fitted | None]) -> PolicySection:
-    """Like `resolved`, with the result of `find`: a fitted predictor and its profile.
-
-    Called only for missing options.
-    """
+    """Like `resolved`, by the result of `find` (a predictor and its profile), called only for missing options."""
     facts = LayoutFacts(lanes)
     if resolve_options(section.name, section.options, facts) == section.options:
         return section

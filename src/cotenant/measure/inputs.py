@@ -88,14 +88,13 @@ def make_rows(
 ) -> Iterator[list[dict[str, Any]]]:
     """Variants of `ROWS` rows that differ from each other in every datatype, for the trial of merging.
 
-    Inputs named by `samples` have its values in all variants.
-
     1. Numbers around 0 with magnitudes by factors of 100, random integers and flags, texts.
     2. Numbers below 0, above 0, all 0 and very large; ones up to a length of the row's own, then zeros.
     3. Numbers from 0 to 1 with zeros after a length; integers of the first input, with such masks in all others.
     4. As the first, with zeros after a length.
 
-    `limits` has, by input, an exclusive upper bound of integers. Each further round draws new values.
+    Inputs named by `samples` have its values in all variants. `limits` has, by input, an exclusive upper bound of
+    integers. Each further round draws new values.
     """
     rng = np.random.default_rng(0)
     longest = max((dim for dims in shape.values() for dim in dims[1:]), default=1)

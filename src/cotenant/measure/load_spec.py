@@ -23,11 +23,8 @@ from cotenant.work import CPU, Share
 class VersionSpec(Struct, frozen=True):
     """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
 
-    - `device`: the section of the device to open the model on, None for cores of this machine.
-    - `known`: quick profiles from earlier loads.
-    - `verdicts`: verdicts on merging from earlier loads, by digest.
-
-    Without `shares` nothing is measured.
+    `device` is the section of its device, None for cores of this machine. `known` are quick profiles of earlier loads,
+    `verdicts` their verdicts on merging, by digest. Without `shares` nothing is measured.
     """
 
     root: str

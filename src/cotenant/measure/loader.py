@@ -1,7 +1,4 @@
-"""Loads a version of a model for service: opens, tries and measures it.
-
-`load` runs models that may never end or crash, so it runs in a child process: see `loader_process`.
-"""
+"""Loads a version of a model for service: opens, tries and measures it. It runs in a child: see `loader_process`."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ from cotenant.work import CPU, Share
 
 _log = logging.getLogger("cotenant.server")
 ASSUMED_SHARE = 0.5
-"""Latency, as a share of the SLO, that is assumed of a model that cannot run on sample values.
-
-Launches correct it (docs/decisions/0050-loader-process.md).
-"""
+"""Assumed latency of a model that cannot run on sample values, as a share of its SLO (decision 0050)."""
 HINT = "give its inputs values by [samples.INPUT] in its config.toml"
 MEASURING = "measuring "
 """Prefix of the names of steps that measure."""

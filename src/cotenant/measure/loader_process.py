@@ -41,10 +41,9 @@ _MOST_OF_FREE = 0.8
 
 
 class VersionLoadError(CotenantError):
-    """A version cannot be loaded.
+    """A version cannot be loaded. `is_internal`: for another cause than the version, as far as is known.
 
-    `is_internal`: the version itself is not known to be the cause. `is_killed`: another process killed the loading
-    process.
+    `is_killed`: another process killed the loading process.
     """
 
     def __init__(self, sentence: str, *, is_internal: bool = False, is_killed: bool = False) -> None:

@@ -92,9 +92,7 @@ def _is_same(alone: Any, merged: Any, is_exact: bool) -> bool:
 
 
 def _wide(array: Any) -> Any:
-    """Floats as float64 or complex128: numpy does not treat bfloat16 as a float, and differences of short floats
-    overflow.
-    """
+    """Floats as float64 or complex128: bfloat16 is no float for numpy, and differences of short floats overflow."""
     return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 

@@ -73,10 +73,7 @@ class OpenedModel:
 
     @property
     def splits(self) -> tuple[tuple[int, ...], ...] | UnsetType:
-        """Runs of units that may run in chunks of rows: see `Tenant`.
-
-        Computed at the first read, while the model is open; a valid profile has it already.
-        """
+        """See `Tenant`; computed at the first read, while the model is open. A valid profile has it already."""
         if not self._known_splits:
             is_merged = self.found.config.model.max_batch > 1
             self._known_splits.append(_splits(self.runner, self.shapes) if is_merged else UNSET)

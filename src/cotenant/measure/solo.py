@@ -168,10 +168,7 @@ def undisturbed(
 
 
 def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline: bool = False) -> list[list[int]]:
-    """Latencies of each work in ns, run alternately.
-
-    If works run `is_inline`, on the calling thread alone, time that other processes took from the core is left out.
-    """
+    """Latencies in ns, run alternately. With `is_inline`, time that other processes took from the core is left out."""
     for _ in range(effort.warm_up):
         for work in works:
             work()

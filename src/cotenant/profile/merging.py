@@ -12,11 +12,9 @@ Verdict = Literal["proven", "tried", "trusted", "refused", "single"]
 class Merging:
     """Whether queries may be merged. `reason` is a sentence for operators, "" for `single`.
 
-    - `proven`: the operators of the graph treat every row by itself.
-    - `tried`: a trial gave equal outputs alone and merged.
-    - `trusted`: the configuration says so, without a trial.
-    - `refused`: neither, so queries run alone.
-    - `single`: the configuration merges no queries (`max_batch` = 1).
+    `proven`: the operators of the graph treat every row by itself. `tried`: a trial gave equal outputs alone and
+    merged. `trusted`: the configuration says so, without a trial. `refused`: neither, so queries run alone. `single`:
+    the configuration merges no queries (`max_batch` = 1).
     """
 
     verdict: Verdict

@@ -42,10 +42,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """Digests of a model's files, and of the sections of its configuration that its latency depends on.
-
-    They are computed without opening the model.
-    """
+    """Digests of a model's files and of the configuration that its latency depends on, without opening the model."""
 
     files: str
     config: str
@@ -55,14 +52,12 @@ class ModelContent:
 class ModelProfile:
     """Measurements of one model version.
 
-    - `digest`: of the opened model and its configuration; a profile with another digest is stale.
-    - `content`: the same without opening the model; unset in older profiles.
-    - `unit_ns`: latencies of the units, for one row on one core at the largest declared shape.
-    - `segment_ratio`: latency of the model as the segments `cuts`, over that of a whole run; medians of interleaved
-      runs.
-    - `padded`: a batch runs with the rows of the next larger measured batch, as captured models do.
-    - `versions`: see `LatencyTable`. `splits`: see `Tenant`.
-    - `merging`: whether queries may be merged; unset in older profiles.
+    `digest` is that of the opened model and its configuration: a profile with another digest is stale. `content` is the
+    same without opening the model. `unit_ns` are latencies of the units, for one row on one core at the largest
+    declared shape. `segment_ratio` is the latency as segments `cuts` over that of a whole run, medians of interleaved
+    runs. With `padded` a batch runs with the rows of the next larger measured batch, as captured models do. `versions`:
+    see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `content` and `merging` are
+    unset in older profiles.
     """
 
     digest: str

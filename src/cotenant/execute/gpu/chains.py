@@ -25,10 +25,10 @@ Run = Callable[[int, int, Named], Named]
 
 
 class BatchForm(NamedTuple):
-    """Key by which a batch finds its chain.
+    """Key by which a batch finds its chain. `held` is the number of rows of its tensors, with padding.
 
-    `shapes` are the shape of a row and the type of each input. For a model without batches they are whole shapes, and
-    `rows` is 0. `held` is the number of rows of its tensors, with padding.
+    `shapes` are the shape of a row and the type of each input; of a model without batches whole shapes, and `rows` is
+    0.
     """
 
     shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -68,9 +68,7 @@ class Prepared(Protocol):
 
 
 class SegmentChain:
-    """One model at `rows` rows (0: not batched) on one lane: the tensors at each cut, and the captured graphs between
-    cuts.
-    """
+    """One model at `rows` rows (0: not batched) on one lane: tensors at each cut, and captured graphs between cuts."""
 
     def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], replays: Sequence[Replay]) -> None:
         self.rows = rows
@@ -83,12 +81,9 @@ class SegmentChain:
         return start in self._at and end in self._at
 
     def fill(self, start: int, values: Named) -> None:
-        """Submit copies of the live tensors at a cut.
+        """Submit copies of the live tensors at a cut. Rows that are missing become 0; unread tensors may be left out.
 
-        Missing rows become 0; tensors that no later unit reads may be left out.
-
-        Rows of earlier work would otherwise stay in the padding: used as an index of a table, they could end the
-        context.
+        Rows of earlier work would otherwise stay: as an index of a table, one could end the context.
         """
         for name, tensor in self._tensors[self._at[start]].items():
             value = values.get(name)

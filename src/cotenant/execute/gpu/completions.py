@@ -49,10 +49,9 @@ class Completions:
         self._thread.start()
 
     def add(self, lane: Hashable, flight: Flight) -> None:
-        """Report the end of this launch: at once on the calling thread if it has ended and none is before it, else
-        later.
+        """Report the end of this launch: at once if it has ended and none is before it, else later.
 
-        Launches of one lane are added by one thread.
+        One thread for each lane.
         """
         waiting = self._lanes.get(lane)
         if not waiting and flight.is_over():
@@ -90,10 +89,7 @@ class Completions:
             pass
 
     def _poll(self) -> bool:
-        """Poll the first launch of every lane; returns False at the end.
-
-        Keeps no reference to launches that have ended.
-        """
+        """Poll the first launch of every lane; False at the end. Keeps no reference to ended launches."""
         over = [(waiting, waiting[0]) for waiting in list(self._lanes.values()) if waiting and waiting[0].is_over()]
         for _, flight in over:
             flight.land()

@@ -54,10 +54,7 @@ def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | Non
 
 
 def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> CudaStreams:
-    """Streams of the GPU, divided into `partitions`, by default as the section says.
-
-    Raises ConfigError without a GPU.
-    """
+    """Streams of the GPU, divided into `partitions`, by default those of the section. Raises ConfigError."""
     try:
         from cotenant.execute.gpu.cuda_streams import CudaStreams
         from cotenant.execute.gpu.sm_shares import open_shares
@@ -86,10 +83,7 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
 
 
 def open_executor(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
-    """An executor on streams of the GPU in this process. Ignores `lane_nice`: its threads only submit.
-
-    Raises ConfigError.
-    """
+    """An executor on streams of the GPU; ignores `lane_nice`, since its threads only submit. Raises ConfigError."""
     streams = open_streams(section, partitions)
     sys.setswitchinterval(SWITCH_S)
     from cotenant.execute.torch.executor import TorchExecutor

@@ -43,10 +43,7 @@ def start(driver: Any) -> None:
 
 
 def call(driver: Any, name: str, *arguments: Any) -> Any:
-    """Call a function of the driver; returns its results without the status (None, a value, or a tuple).
-
-    Raises GpuError.
-    """
+    """Call a function of the driver; returns its results but the status (None, a value, a tuple). Raises GpuError."""
     function = getattr(driver, name, None)
     if function is None:
         raise GpuError(f"the installed cuda-bindings have no {name}; expected 12.4 or newer")

@@ -85,9 +85,8 @@ class CudaStreams:
     def abandon_graphs(self, graph: Any, pool: Any, reason: str) -> None:
         """Keep the graph of a capture that failed at its end, and stop capturing if CUDA invalidated the capture.
 
-        If the pool was already left, CUDA only refused this graph (e.g. a cluster of blocks that does not fit into a
-        share). Otherwise torch 2.11 leaves its allocator inside the capture, with a pointer to the graph. This call
-        ends that state.
+        If the pool was already left, CUDA only refused this graph (e.g. a cluster of blocks too large for a share).
+        Otherwise torch 2.11 leaves its allocator inside the capture, with a pointer to the graph. This call ends that.
         """
         self.kept.append(graph)
         try:
@@ -107,10 +106,7 @@ class _CudaLane:
         self._share = share
         self._stream: Any = None
         self._copies: dict[bool, Any] = {}
-        """Streams for copies, by direction (True: to the device).
-
-        Made when needed, since each takes a queue of the device.
-        """
+        """Streams for copies, by direction (True: to the device). Made on demand: each takes a queue of the device."""
         self._pool: Any = None
         self._graphs: WeakSet[Any] = WeakSet()
         """Graphs in the pool. After the last one is freed, torch allows no other capture in the pool."""

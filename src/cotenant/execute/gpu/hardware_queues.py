@@ -10,10 +10,7 @@ _USUAL = 8
 
 
 def use_all_queues(environment: MutableMapping[str, str]) -> None:
-    """Set the number of queues to its maximum, unless the user has set it.
-
-    Call it before CUDA starts, which reads it.
-    """
+    """Use the maximum number of queues unless the user has set it. Call it before CUDA starts, which reads it."""
     environment.setdefault(VARIABLE, str(MOST))
 
 

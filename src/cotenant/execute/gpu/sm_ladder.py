@@ -69,9 +69,8 @@ def counts_of(percents: Sequence[float], grid: SmGrid, where: str = "[device]") 
     """Number of groups of each share; shares are in percent of the GPU's SMs.
 
     Each share is rounded to the nearest number of groups. While the sum is too large, the share that gained most by
-    rounding loses one group, as do shares of the same percentage.
-
-    Raises InvalidValueError when shares sum up to more than 100 %, or one is smaller than a group.
+    rounding loses one group, as do shares of the same percentage. Raises InvalidValueError when shares sum up to more
+    than 100 %, or one is smaller than a group.
     """
     for percent in percents:
         if not percent * grid.total >= 100 * grid.granularity * (1 - _SLACK):

@@ -31,10 +31,7 @@ class GpuPartitioner(Protocol):
         """Make streams for new partitions; returns the duration in ns."""
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        """The stream of a partition, the same one each time.
-
-        The `urgent` stream has priority, unless nothing competes with it.
-        """
+        """The stream of a partition, the same each time. An `urgent` one has priority if others compete with it."""
 
     def close(self) -> None:
         """Wait for launches under way, and free everything."""
@@ -67,10 +64,7 @@ class PlainShares:
             return MappingProxyType(dict.fromkeys(self._streams, self.grid.total))
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Add these partitions; their streams are made at the first use. Returns the duration in ns.
-
-        Raises InvalidValueError.
-        """
+        """Add these partitions; streams are made at the first use. Returns ns taken. Raises InvalidValueError."""
         for partition in partitions:
             check_device(partition, self.index)
             groups_of(partition, self.grid)

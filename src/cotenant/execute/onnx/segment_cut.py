@@ -22,9 +22,7 @@ class CutModel:
 
 
 _PREPACKED = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention", "LSTM", "GRU"})
-"""Operators for which onnxruntime repacks weights in each session and frees the original: shared weights would only be
-an additional copy.
-"""
+"""Operators for which onnxruntime repacks weights in each session: shared weights would be an additional copy."""
 
 
 class OnnxCutter:

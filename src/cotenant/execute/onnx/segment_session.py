@@ -23,10 +23,7 @@ from cotenant.execute.sched_slice import default_slice
 from cotenant.execute.threads.names import Threads, thread_count
 
 Value = Any
-"""A tensor: a numpy array or an `onnxruntime.OrtValue`.
-
-Types without an OrtValue in Python (strings, sequences) are values of `InferenceSession.run`.
-"""
+"""A numpy array or an `onnxruntime.OrtValue`; strings and sequences as `InferenceSession.run` takes them."""
 _PROVIDERS = ["CPUExecutionProvider"]
 _FATAL_ONLY = 4
 _HUGE_PAGE = 2 << 20
@@ -79,11 +76,10 @@ def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
 def segment_options(
     threads: Threads, folder: Path, *, optimise: bool = False, is_most: bool = False
 ) -> ort.SessionOptions:
-    """Options of a segment: its graph is already optimised unless it was stored plain; its buffers come from one arena.
+    """Options of a segment: optimised already unless its graph was stored plain; buffers come from one arena.
 
-    With one arena, a segment gets the memory that the last one has just freed, which is still in the cache. A memory
-    pattern would reserve a block for each session. `is_most`: the segment is most of its model and uses a pattern, as
-    the whole model does.
+    With one arena, a segment gets the memory that the last one has just freed, still in the cache. A memory pattern
+    would reserve a block for each session. `is_most`: it is most of its model and uses a pattern, as the whole does.
     """
     options = session_options(threads, optimise=optimise)
     options.enable_mem_pattern = is_most

@@ -40,11 +40,10 @@ PLAIN = "plain"
 class Stored:
     """An optimised graph on disk.
 
-    - `files`: copies of the model's files, the ONNX file first, then files of external weights.
-    - `skeleton`: operators and small constants; larger ones are references into `folder / WEIGHTS`.
-    - `types`: types of tensors between operators, with open dimensions of the inputs taken as 1.
-    - `uncut_reason`: why the graph can only run as a whole, or "".
-    - `is_optimised`: False when the optimiser breaks the model; the graph is then the original one.
+    `files` are copies of the model's files, the ONNX file first, then external weights. `skeleton` has operators and
+    small constants; larger ones are references into `folder / WEIGHTS`. `types` are those of tensors between operators,
+    with open dimensions of the inputs as 1. `uncut_reason` says why the graph can only run as a whole, or is "".
+    `is_optimised` is False when the optimiser breaks the model: the graph is then the original one.
     """
 
     folder: Path
@@ -70,11 +69,9 @@ class Stored:
 def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = False) -> tuple[HeldFolder, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
-    `content` is "", or the folder name that an earlier call gave; that folder is opened whatever is at `path` now. A
-    `plain` graph keeps tensors in the layout of ONNX.
-
-    Raises ModelError when the file cannot be read or run, holds weights outside its directory, or its content is not
-    `content`.
+    `content` is "", or the folder name of an earlier call, which is opened whatever is at `path` now. A `plain` graph
+    keeps tensors in the layout of ONNX. Raises ModelError when the file cannot be read or run, holds weights outside
+    its directory, or its content is not `content`.
     """
 
     def name() -> str:
@@ -191,10 +188,7 @@ def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
 
 
 def _declared(infos: Sequence[ort.NodeArg], values: Sequence[onnx.ValueInfoProto]) -> list[list[Any]]:
-    """Name, type and shape of each value; the shape is None for an unknown rank.
-
-    onnxruntime gives the shape [] for a scalar and for an unknown rank; `values`, from the file, distinguish them.
-    """
+    """Name, type and shape of each value; shape None for an unknown rank, which onnxruntime also reports as []."""
     ranked = {value.name: value.type.tensor_type.HasField("shape") for value in values}
     return [[info.name, info.type, list(info.shape) if info.shape or ranked.get(info.name) else None] for info in infos]
 
@@ -213,9 +207,7 @@ def _is_fit(
 def _written(
     path: Path, source: Path, folder: Path, levels: Sequence[str]
 ) -> tuple[ort.InferenceSession, dict[str, list[Any]], str]:
-    """Write the graph at the first of these levels that can be read back.
-
-    Returns the session that wrote it, and its types.
+    """Write the graph at the first of these levels that can be read back; returns its session and types.
 
     If no level works, returns an ordinary session and the reason, and writes nothing.
     """

@@ -21,10 +21,9 @@ from cotenant.work import Share
 
 
 class ThreadExecutor(BaseExecutor):
-    """Runs launches on pinned lanes. Tensors of a batch stay in this process between its segments.
+    """Runs launches on pinned lanes; tensors of a batch stay in this process between its segments.
 
-    A launch that raises fails alone, with the reason; its lane goes on. A batch may run as several tasks, and launches
-    may be expanded.
+    A launch that raises fails alone, with the reason. A batch may run as several tasks, and launches may be expanded.
     """
 
     has_tasks = True

@@ -364,10 +364,7 @@ class TorchExecutor(BaseExecutor):
         flight.on_end(launch.id, flight.error, timing)
 
     def _kept(self, flight: _Flight, arrived: int) -> Timing:
-        """Keep the tensors that a launch leaves.
-
-        Returns its timing; without timed events, all time counts as its units'.
-        """
+        """Keep the tensors that a launch leaves. Returns its timing; without timed events, all time is its units'."""
         launch, batch = flight.launch, flight.batch
         if flight.is_cancelled or isinstance(batch, Exception):
             return Timing()

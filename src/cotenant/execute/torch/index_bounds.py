@@ -234,10 +234,7 @@ def _places(node: fx.Node) -> _Known:
 
 
 def _selected(known: _Known) -> _Known:
-    """A subset of the values.
-
-    Of an input nothing is known then: a limit would also bind values that are not selected.
-    """
+    """A subset of the values; nothing is known of a subset of an input, which has no common limit."""
     return None if known is None or any(isinstance(each, _Traced) for each in known) else known
 
 

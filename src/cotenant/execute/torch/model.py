@@ -243,11 +243,11 @@ class TorchModel:
     def load_units(
         self, units: Sequence[int], io: tuple[Sequence[str], Sequence[str]], *, on_host: bool
     ) -> tuple[Segment, dict[str, torch.Tensor]]:
-        """These units as a function, on the CPU or on the model's device; and their weights by name, on the model's
+        """These units as a function, on the CPU or the model's device, and their weights by name, on the model's
         device.
 
-        `io` are the tensors that the units read from and make for other units. Raises ModelError when the units need a
-        size that cannot be computed from them, or the model is closed.
+        `io` are the tensors that they read from and make for other units. Raises ModelError when the units need a size
+        that cannot be computed from them, or the model is closed.
         """
         try:
             segment = self._cutter.segment_of(units, *io, torch.device("cpu") if on_host else self._device)
@@ -261,10 +261,9 @@ class TorchModel:
         return self._cutter.why_eager(start, end)
 
     def unit_ns(self, inputs: Mapping[str, Any], lane: StreamLane | None = None) -> tuple[int, ...]:
-        """Median latency of each unit in ns, run one by one.
+        """Median latency of each unit in ns, run one by one; without `lane` on one thread of the CPU.
 
-        Without `lane` on one thread of the CPU; else by the clock of the device, on the stream of `lane`. That stream
-        is kept busy until all units are submitted.
+        With `lane` by the clock of the device, on its stream, which is kept busy until all units are submitted.
         """
         at = [self._segment(unit, unit + 1) for unit in range(self.unit_count)]
         samples: list[list[int]] = [[] for _ in at]

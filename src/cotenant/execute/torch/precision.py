@@ -1,10 +1,8 @@
 """Mixed precision: runs a program that was exported in FP32 in FP16 or BF16, with casts between operators.
 
-1. Operators of `_SHORT` (matrix products, convolutions, attention) run in the short type; their weights are cast when
-   the program is opened.
+1. Operators of `_SHORT` (products, convolutions, attention) run in the short type, with weights cast at opening.
 2. Operators of `_EITHER` run in it if one of their inputs is short and none is full.
-3. All other operators run in FP32: they need its range or digits (exp, pow, sums, boxes), or are not known to do
-   without.
+3. All others run in FP32: they need its range or digits (exp, pow, sums, boxes), or are not known to do without.
 
 A tensor is full if such an operator, a number or a cast made it.
 """

@@ -20,9 +20,7 @@ from cotenant.graph.torch_sizes import expression_of
 
 @dataclass(slots=True)
 class Segment:
-    """Units [start, end) on a device: a function of the tensors `inputs`, then the weights `weights`; returns
-    `outputs`.
-    """
+    """Units [start, end) on a device, as a function of tensors `inputs`, then weights `weights`; returns `outputs`."""
 
     start: int
     end: int
@@ -68,9 +66,9 @@ class TorchCutter:
     def segment_of(
         self, units: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], device: torch.device
     ) -> Segment:
-        """Build these units, in this order, over tensors of other units.
+        """Build these units, in order, over `inputs`.
 
-        Sizes come from these tensors or from the model's inputs. Raises AssertionError for a size that does not.
+        Raises AssertionError for a size not in these or the model's inputs.
         """
         at_hand = tuple(dict.fromkeys((*inputs, *self._graph.inputs)))
         return self._built(units, at_hand, outputs, device)
@@ -159,10 +157,9 @@ class _Builder:
         return self._new.call_function(target, *_mapped(given, named, self._value))
 
     def _writes_over(self, node: fx.Node) -> bool:
-        """Whether the operator may overwrite its first argument: a tensor made in this segment that no other operator
-        reads.
+        """Whether the operator may overwrite its first argument, made in this segment and read by no other operator.
 
-        Tensors from outside the segment are never overwritten: the caller may run the segment again.
+        Tensors from outside are never overwritten: the caller may run the segment again.
         """
         first = node.args[0] if node.args else None
         if aten_name(node) not in _IN_PLACE or not isinstance(first, fx.Node):

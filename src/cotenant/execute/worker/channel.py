@@ -62,10 +62,7 @@ class AddLane(_Message, frozen=True):
 
 
 class Run(_Message, frozen=True):
-    """To a lane: a launch.
-
-    At the first unit, and for each of several tasks, `inputs` of the batch are in its buffer.
-    """
+    """To a lane: a launch. `inputs` of the batch are in the buffer at the first unit, and for each of several tasks."""
 
     id: int
     batch: int
@@ -168,10 +165,7 @@ class Channel:
         return self._socket.fileno()
 
     def wait_at_most(self, seconds: float) -> None:
-        """Let `receive` raise TimeoutError after so many seconds.
-
-        The kernel keeps the time, without a call per message.
-        """
+        """Let `receive` raise TimeoutError after so many seconds; the kernel keeps the time."""
         whole = int(seconds)
         limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -197,10 +191,9 @@ class Channel:
             raise _why(error, data) from None
 
     def post(self, message: Message) -> None:
-        """Queue a message behind those posted before, and send it as soon as there is room; never blocks. See `flush`.
+        """Queue a message, sent when there is room, in order; never blocks. See `flush`.
 
-        If the other side is gone, messages are dropped without an error. Raises MessageError for a message that is too
-        large.
+        Dropped without an error if the other side is gone. Raises MessageError when the message is too large.
         """
         data = _packed(message)
         with self._posting:
@@ -225,8 +218,7 @@ class Channel:
     def receive(self, *, waits: bool = True) -> Message | None:
         """The next message; None when the other side is gone.
 
-        Raises msgspec.MsgspecError for an invalid message. Raises TimeoutError when none comes in time, or, without
-        `waits`, when none is there.
+        Raises msgspec.MsgspecError, and TimeoutError when none comes in time (without `waits`: when none is there).
         """
         try:
             size = self._socket.recv_into(self._buffer, 0, 0 if waits else socket.MSG_DONTWAIT)

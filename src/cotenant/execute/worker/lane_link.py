@@ -54,10 +54,7 @@ class LaneLink:
         self._is_busy = False
 
     def put(self, pending: Pending) -> None:
-        """Send a launch now, or after those before it.
-
-        Raises as `gather`, `write` and `Channel.send`; then it is not sent.
-        """
+        """Send a launch now, or after those before it. Raises as `gather`, `write` and `send`: then it is not sent."""
         if self._is_busy:
             self._waiting.append(pending)
         else:

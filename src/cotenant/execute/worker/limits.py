@@ -17,11 +17,10 @@ _S = 1_000_000_000
 class WorkerLimits:
     """Bounds on a worker. All values were chosen by hand.
 
-    - A launch hangs after `hang_factor` times its predicted latency, at least `hang_floor_s`
-      (docs/decisions/0009-tenant-processes.md).
-    - A worker hangs if it has not loaded its model after `load_limit_s`.
-    - A worker that lived for `settled_s`, loading included, is replaced at once, as is the first that did not.
-    - Each further one is replaced after `backoff_s`, doubled each time, up to `backoff_most_s`.
+    A launch hangs after `hang_factor` times its predicted latency, at least `hang_floor_s`
+    (docs/decisions/0009-tenant-processes.md); a worker hangs if it has not loaded its model after `load_limit_s`. A
+    worker that lived for `settled_s`, loading included, is replaced at once, as is the first that did not. The next
+    ones are replaced after `backoff_s`, doubled each time, up to `backoff_most_s`.
     """
 
     hang_factor: float = 20.0

@@ -42,10 +42,7 @@ class MemoryWatch:
         self._is_requested = False
 
     def ended(self, held: int) -> bool:
-        """Count the end of a launch with `held` private bytes.
-
-        Returns whether the next runs should shrink the arena.
-        """
+        """Count the end of a launch with `held` private bytes; returns whether the next runs should shrink."""
         with self._lock:
             if self._base == 0 or self._is_requested:
                 self._base = self._top = held

@@ -269,10 +269,7 @@ class WorkerSupervisor:
         return told
 
     def _read(self, process: WorkerProcess, told: SimpleQueue[Message | Exception | None]) -> None:
-        """Receive messages on the loop.
-
-        Completions are handled there; other messages, and the end, go to the thread.
-        """
+        """Receive messages on the loop: completions are handled there, other messages and the end go to the thread."""
         message: Message | Exception | None
         while True:
             try:

@@ -100,9 +100,7 @@ class Worker:
         self._channel.send(GrowRun(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
-        """Load sessions and run each once at a higher nice value, except thread pools, which inherit that of their
-        maker.
-        """
+        """Load sessions and run each once at a higher nice value; thread pools inherit their maker's value."""
         reason = ""
         try:
             for threads, ranges in wanted.sessions:

@@ -59,10 +59,7 @@ class NodeView:
 
     @property
     def data_rank(self) -> int:
-        """Number of axes of the first input, for operators that work along an axis.
-
-        Raises _UnknownError for 0 axes: onnxruntime also reports 0 for tensors of unknown shape.
-        """
+        """Number of axes of the first input. Raises _UnknownError for 0, onnxruntime's value for an unknown shape."""
         rank = self.rank(0)
         if not rank:
             raise _UnknownError(self.node.input[0])
@@ -250,10 +247,7 @@ def _einsum(view: NodeView) -> Rule:
 
 
 def _batched(*data: int, broadcasts: Sequence[int] = (), if_more: str = "") -> Callable[[NodeView], Rule]:
-    """Rows are along axis 0 of the inputs at these places; other inputs are weights.
-
-    `if_more`: why rows are mixed if the operator has several outputs.
-    """
+    """Rows are along axis 0 of these inputs; others are weights. `if_more`: why several outputs would mix rows."""
 
     def rule(view: NodeView) -> Rule:
         if if_more and any(view.node.output[1:]):

@@ -1,11 +1,9 @@
 """Row independence of units: follows the axis of the rows through the graph, operator by operator.
 
-A unit is row-independent if its results for some rows are those rows of its results for all rows. An operator's rule
-says where each axis of each input goes in its result (`Axes`), or why rows are mixed. Shapes of all tensors at two
-numbers of rows show which axes grow with the rows. Pure: `onnx_rows` and `torch_rows` read the operators of their
-formats.
-
-Source: GACER (2023), section 4.2, which cuts any operator along the batch without a check.
+A unit is row-independent if its results for some rows are those rows of its results for all rows. A rule of each
+operator says where each axis of each input goes in its result (`Axes`), or why rows are mixed. Shapes at two numbers of
+rows show which axes grow with the rows. Pure: `onnx_rows` and `torch_rows` read the operators of their formats. Source:
+GACER (2023), section 4.2, which cuts any operator along the batch without a check.
 """
 
 from __future__ import annotations
@@ -43,11 +41,10 @@ _FIXED, _COUNT = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """An operator that keeps rows independent.
+    """An operator that keeps rows independent. `maps` are by output; the last one also holds for further outputs.
 
-    - `maps`: by output, the maps of the inputs; the last entry also holds for further outputs.
-    - `fills`: the operator may make rows, all equal, if no input has rows.
-    - `broadcasts`: positions of inputs with which one row may serve all rows; other inputs need a row for every row.
+    `fills`: it may make rows, all equal, if no input has rows. `broadcasts`: positions of inputs with which one row may
+    serve all rows; other inputs need a row for every row.
     """
 
     maps: tuple[tuple[AxisMap, ...], ...]
@@ -75,10 +72,7 @@ Rule = Axes | Mixes | Reshapes | Measures
 
 @dataclass(frozen=True, slots=True)
 class RowOperator:
-    """An operator with its row rule.
-
-    `inputs` are by position, "" if omitted; `sizes` are the positions of inputs that only give a shape.
-    """
+    """An operator with its row rule. `inputs` are by position, "" if omitted; those in `sizes` only give a shape."""
 
     name: str
     op_type: str
@@ -259,9 +253,7 @@ class RowGraph:
             raise MixedRowsError(f"makes {name!r}, which does not have a row for every row along axis {axis}")
 
     def _reshaped(self, source: str, axis: int, name: str) -> int:
-        """The row axis in another shape of the same numbers, if rows stay contiguous: the axes before it have the same
-        size.
-        """
+        """The row axis in another shape of the same numbers: that with the same size of axes before it."""
         before, after = self.extents.get(source), self.extents.get(name)
         if axis < 0 or before is None or after is None:
             raise MixedRowsError(f"has a shape that is not known, of {name!r}")
