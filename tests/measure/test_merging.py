@@ -147,4 +147,4 @@ def test_a_trial_that_shows_nothing_proves_nothing() -> None:
     runner: Any = DullRunner(0, False)
     found = judge_merging(runner, [{"x": (1, 2)}], 4)
     assert not found.is_allowed
-    assert "shows nothing" in found.reason
+    assert "proves nothing" in found.reason

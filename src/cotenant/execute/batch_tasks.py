@@ -69,10 +69,7 @@ class BatchTasks:
         self._made[0] = 0, self.items, trimmed, None
 
     def submit(self, work: Work, tensors: _Named, launch: int) -> None:
-        """Add the tensors that a launch makes.
-
-        They are valid once the device has run it; `end` is called when it has ended.
-        """
+        """Add tensors that a launch makes, valid once the device has run it; `end` is called when it has ended."""
         self._under_way.add(launch)
         first, last = work.rows or (0, self.items)
         self._made.append((first, last, tensors, launch))
@@ -103,7 +100,7 @@ class BatchTasks:
         found = {**TaskRows(made, 0, self.items).tensors(), **self._whole}
         missing = [name for name in names if name not in found]
         if missing:
-            raise RowsError(f"output {missing[0]!r} is missing for some of the {self.items} rows of a batch in tasks")
+            raise RowsError(f"output {missing[0]!r} is missing for some of the {self.items} rows of a split batch")
         return found
 
 

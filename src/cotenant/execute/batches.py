@@ -37,8 +37,9 @@ class BatchTensors:
     """The tensors of queries that run through a model as one batch, in the order of their rows. Made by `Batches`.
 
     A query that leaves at a cut stays in `queries`, since its rows stay in the tensors to the end. `kept` are the
-    tensors that are live before `unit`, where the batch is paused. `home` is the process that has them, None for this
-    one. `tasks` is set while several launches run the batch, `task_rows` are the tensors of one of these launches.
+    tensors that are live before `unit`, where the batch is paused. `home` is the supervisor of the worker that has
+    them, None if they are here. `tasks` is set while several launches run the batch; `task_rows` are the tensors of one
+    of them.
     """
 
     __slots__ = ("_inputs", "_kept", "form", "home", "items", "queries", "rows", "task_rows", "tasks", "unit")
@@ -143,9 +144,10 @@ class Batches:
     def begin(self, launch: Launch | Run, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
         """The batch of a launch: a new one at the first unit, else the paused one.
 
-        `home` is the process that has the tensors, None for this one. `inputs` are those of a new batch that were not
-        `put`. Raises ModelGoneError when no tensors of the batch are kept at `home`. Raises RowsError when queries or
-        rows of the launch are not those of the batch, or for one of several tasks without `has_tasks`.
+        `home` is the supervisor of the worker that has the tensors, None if they are here. `inputs` are those of a new
+        batch that were not `put`. Raises ModelGoneError when no tensors of the batch are kept at `home`. Raises
+        RowsError when queries or rows of the launch are not those of the batch, or for one of several tasks without
+        `has_tasks`.
         """
         if launch.work.start == 0 and not launch.part:
             return BatchTensors(launch, inputs or [self._inputs[query] for query in launch.queries], home)
@@ -233,7 +235,7 @@ class Batches:
             )
 
     def release(self, batch: int) -> object:
-        """Forget a batch; return the process that keeps its tensors, None for this one."""
+        """Forget a batch; return the supervisor of the worker that keeps its tensors, None if they are here."""
         with self._lock:
             found = self._paused.pop(batch, None)
         return None if found is None else found.home

@@ -300,6 +300,6 @@ def _declared(name: str, node: fx.Node, sizes: Sizes) -> Tensor:
     """An input or output with its dynamic dimensions open; bytes at the costed shape."""
     value = node.meta["val"]
     if value.dtype not in TYPES:
-        raise GraphError(f"its tensor {name!r} is of the type {value.dtype}, which is not taken")
+        raise GraphError(f"its tensor {name!r} has the unsupported type {value.dtype}")
     dims = tuple(dim if isinstance(dim, int) else str(expression_of(dim)) for dim in value.shape)
     return Tensor(name, TYPES[value.dtype], dims, _bytes(node, sizes))

@@ -90,7 +90,7 @@ def _copy(program: torch.export.ExportedProgram) -> Lowered:
     found: Any = graph.graph_copy(program.graph, copies)
     for node in program.graph.nodes:
         if node.op == "call_function" and not isinstance(node.target, _OPERATORS):
-            raise GraphError(f"its operator {node.target} is of a kind that is not taken")
+            raise GraphError(f"its operator {node.target} is of an unsupported kind")
     signature = program.graph_signature
     by_name = {node.name: copies[node] for node in program.graph.nodes if node.op == "placeholder"}
     inputs: list[fx.Node] = []

@@ -105,6 +105,6 @@ def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable
         facts = LayoutFacts(lanes, group_models().pairs(*found, min(lane.size for lane in lanes)))
     options = resolve_options(section.name, section.options, facts)
     text = ", ".join(f"{key} = {value}" for key, value in options.items() if key not in section.options)
-    text += f", by {lanes[0].device} and {len(facts.pairs)} measured pairs of models"
+    text += f", derived from {lanes[0].device} and {len(facts.pairs)} measured pairs of models"
     _log.info("policy %s: %s", section.name, text)
     return PolicySection(section.name, options)

@@ -131,7 +131,7 @@ def stored_or_measured(
     if known is not None:
         return known
     _log.warning(
-        "model %r has no profile that holds here and is measured quickly: %s",
+        "model %r has no valid profile here and is measured quickly: %s",
         opened.found.model,
         profile_misfit(root, opened, partitions),
     )
@@ -172,5 +172,5 @@ def warning_of(found: ModelVersion, why: str) -> str:
     slo_ms = found.config.tenant.slo_ms
     return (
         f"model {found.model!r} version {found.version}: {why}. It is served with an assumed latency of "
-        f"{slo_ms * ASSUMED_SHARE:g} ms ({ASSUMED_SHARE:.0%} of its SLO) until launches show another one; {HINT}"
+        f"{slo_ms * ASSUMED_SHARE:g} ms ({ASSUMED_SHARE:.0%} of its SLO) until launches correct it; {HINT}"
     )

@@ -301,7 +301,7 @@ def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Itera
             else:
                 errors[each.found.model] = f"{name}: has no valid profile on this device; run 'cotenant profile'"
         if not valid:
-            raise ConfigError(f"{root}: no model has a profile of this device; run 'cotenant profile' first")
+            raise ConfigError(f"{root}: no model has a valid profile on this device; run 'cotenant profile' first")
         yield valid
     finally:
         for each in opened.values():
@@ -322,7 +322,7 @@ def _judged(root: Path, opened: OpenedModel) -> Merging:
         text = "model %r: its queries run alone (max_batch = 1, where config.toml has %d): %s"
         _rows_log.warning(text, found.model, model.max_batch, known.reason)
     elif known.verdict == "trusted":
-        _rows_log.warning("model %r: queries are merged unproven: %s", found.model, known.reason)
+        _rows_log.warning("model %r: queries are merged without a proof: %s", found.model, known.reason)
     return known
 
 

@@ -15,7 +15,7 @@ from cotenant.work import Share
 
 def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share]) -> str:
     """Why the repository's profile does not hold for a model in these shares, with the command to run."""
-    tenant, plain = opened.found.tenant, f"'cotenant profile {root.name}' measures it well"
+    tenant, plain = opened.found.tenant, f"run 'cotenant profile {root.name}' to measure it"
     if not profile_path(root).exists():
         return f"there is no profile; {plain}"
     try:
@@ -39,5 +39,5 @@ def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share])
     commands = " ".join(f"--partitions {size}" for size in lacking)
     return (
         f"the profile lacks shares of size {sizes}, on which this server's policy launches; "
-        f"'cotenant profile {root.name} {commands}' measures them"
+        f"run 'cotenant profile {root.name} {commands}' to measure them"
     )

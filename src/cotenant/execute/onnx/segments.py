@@ -69,7 +69,7 @@ class SegmentedModel:
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in NUMPY_TYPES:
-                reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"
+                reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime does not exchange with Python"
                 raise ModelError(path, reason, "Cast it to a float within the model")
         self.path = path
         self.name = name
@@ -77,7 +77,7 @@ class SegmentedModel:
         self.outputs: tuple[Tensor, ...] = stored.outputs
         self._plain = all(_has_ort_value(tensor) for tensor in (*stored.inputs, *stored.outputs))
         self.uncut_reason = stored.uncut_reason or (
-            "" if self._plain else "it takes or gives values that are no numbers"
+            "" if self._plain else "it has inputs or outputs that are not numeric"
         )
         self._held = held
         self._stored = stored

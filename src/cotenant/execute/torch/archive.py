@@ -191,7 +191,7 @@ def _payloads(path: Path, document: Any) -> dict[str, Any]:
                 path, f"its weight {name!r} is pickled, which could run any code", "Keep plain tensors as weights"
             )
         if meta["dtype"] not in _TYPES or meta["layout"] != _STRIDED:
-            raise ModelError(path, f"its weight {name!r} has a type that is not taken", "Keep dense, plain weights")
+            raise ModelError(path, f"its weight {name!r} has an unsupported type", "Keep dense, plain weights")
     return config
 
 
@@ -265,7 +265,7 @@ def _weights(
         last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         is_sound = min([offset, *sizes, *strides]) >= 0 and (0 in sizes or (last + 1) * dtype.itemsize <= len(store))
         if not is_sound:
-            raise ModelError(path, f"its weight {fqn!r} reaches beyond its bytes", "Copy it again, completely")
+            raise ModelError(path, f"its weight {fqn!r} exceeds its bytes in the file", "Copy it again, completely")
         if 0 in sizes or not math.prod(sizes):
             found[fqn] = torch.empty(sizes, dtype=dtype)
         else:

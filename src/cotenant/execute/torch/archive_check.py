@@ -129,7 +129,7 @@ def check_name(name: object) -> None:
 def check_fqn(name: object) -> None:
     """Raise UnsafeArchiveError unless the name of a weight is a path of identifiers and numbers."""
     if not isinstance(name, str) or not _PATH.fullmatch(name):
-        raise UnsafeArchiveError(f"it has a weight with a strange name: {str(name)[:60]!r}")
+        raise UnsafeArchiveError(f"it has a weight with an invalid name: {str(name)[:60]!r}")
 
 
 def _check_signature(signature: Any) -> None:

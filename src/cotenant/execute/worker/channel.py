@@ -255,7 +255,7 @@ def _packed(message: Message) -> bytes:
 def _why(error: OSError, data: bytes) -> Exception:
     """Translate an error of the system."""
     if error.errno in _FULL:
-        return MessageError("the other side has taken no message for too long: there is no room for another one")
+        return MessageError("the message queue is full: the other side has read no message for too long")
     return _too_large(data) if error.errno == errno.EMSGSIZE else error
 
 

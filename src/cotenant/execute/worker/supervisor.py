@@ -181,7 +181,7 @@ class WorkerSupervisor:
                     self._resume()
                     loss = self._serve()
             except Exception as error:  # after any error, launches end and the tenant gets another worker
-                _log.exception("keeping the worker of %r failed", self.tenant)
+                _log.exception("supervising the worker of %r failed", self.tenant)
                 loss = self._broken(error)
             if loss is None:
                 break
