@@ -156,7 +156,7 @@ def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> 
 
 
 def test_places(gpu: type[Gpu]) -> None:
-    cores = open_executor(DeviceSection()).place
+    cores = open_executor(DeviceSection()).target
     assert isinstance(cores, CoreTarget)
     executor = open_executor(HALVES)
     streams = executor.target

@@ -221,13 +221,13 @@ def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
     wide: PlacedTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
     def refuse(*_: object) -> None:
-        raise (AssertionError if "apart" in reason else RuntimeError)(reason)
+        raise (AssertionError if "separately" in reason else RuntimeError)(reason)
 
     wide.place(on_cores(wide, *BRANCHES))
     if "thread" in reason:
         monkeypatch.setattr(placeable, "Lane", refuse)
-    elif "apart" in reason:
-        monkeypatch.setattr(wide._cutter, "piece", refuse)
+    elif "separately" in reason:
+        monkeypatch.setattr(wide._cutter, "segment_of", refuse)
     with (
         caplog.at_level(logging.WARNING),
         closing(Served(wide, LateStreams(), () if "0" in reason else CORES)) as served,
