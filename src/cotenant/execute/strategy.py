@@ -80,7 +80,7 @@ class WholeRun(Protocol):
         """Run the model until the first-run costs are paid. Raises exceptions of the model."""
 
     def capture(self, inputs: Named, rows: int) -> Prepared:
-        """Capture what is possible for inputs of these shapes. Raises as `StreamLane.capture` and the model."""
+        """Capture graphs for inputs of these shapes, if possible. Raises as `StreamLane.capture` and the model."""
 
 
 class RunStrategy:
