@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from cotenant.execute.parts import Parts
+from cotenant.execute.batch_tasks import BatchTasks
 
 import cotenant
 from cotenant.core.actions import Launch
@@ -236,7 +236,7 @@ def test_text_that_is_an_input_and_an_output_stays_what_it_was(executor: ModelEx
 
 def test_an_output_that_no_part_makes_is_named() -> None:
     launch = Launch(1, 1, (1,), Work("ports", 0, 3, 2, 5), True, ONE, 1, part=True)
-    parts = Parts(3, {"early": np.zeros((3, 2))}, 2)
+    parts = BatchTasks(3, {"early": np.zeros((3, 2))}, 2)
     assert parts.end(launch, {})
     assert list(parts.outputs(["early"])) == ["early"]
     with pytest.raises(RowsError, match="output 'late' is missing for some of the 3 rows"):
