@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from cotenant.execute.batch_tasks import BatchTasks
 
 import cotenant
 from cotenant.core.actions import Launch
+from cotenant.execute.batch_tasks import BatchTasks
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segments import SegmentedModel
