@@ -20,7 +20,7 @@ from bench._askers import Target
 from bench._carry import MOST_ROWS, SLO_MS, Arrays, ask_carry, carry, write_model
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.measure.inputs import check_shapes
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, graphs_path, placement_path
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, StoredJointPlan, Wait
 from cotenant.techniques.granularity.plan.kept import store_joint_plan

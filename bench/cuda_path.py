@@ -63,7 +63,7 @@ def _executor_window() -> dict[str, dict[str, float]]:
     executor = TorchExecutor(CpuStreams())
     model: Any = IdentityModel()
     try:
-        executor.add_model(TENANT, executor.lend(model, LoadSpec((Share((core,)),), (0, 1), max_batch=8)))
+        executor.add_model(TENANT, executor.load_shared(model, LoadSpec((Share((core,)),), (0, 1), max_batch=8)))
         chain = Chain(executor, core, {"x": np.ones((1, 8), np.float32)})  # type: ignore[arg-type]
         chain.run(WARM_UP)
         found = {"chained": chain.run(LAUNCHES), "idle": [chain.run(1)[0] for _ in range(LAUNCHES)]}

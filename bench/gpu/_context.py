@@ -135,7 +135,7 @@ class _Models:
         """A model that the executor has."""
         subject = self._subjects.get(name)
         if name not in self._loaded:
-            self._loaded[name] = self._executor.lend(subject.model, self._spec(subject, (), ()))
+            self._loaded[name] = self._executor.load_shared(subject.model, self._spec(subject, (), ()))
             self._executor.add_model(name, self._loaded[name])
         return subject
 

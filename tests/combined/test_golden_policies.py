@@ -26,7 +26,7 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.policies import policy_names
 from cotenant.policies.registry import policy_text
 from cotenant.predict.grouped import FittedGroups

@@ -20,11 +20,11 @@ import pytest
 
 import cotenant
 from cotenant.core.actions import Launch
+from cotenant.execute.batch_tasks import BatchTasks
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
-from cotenant.execute.parts import Parts
+from cotenant.execute.open_model import open_model
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import Runner, array_of, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
@@ -236,7 +236,7 @@ def test_text_that_is_an_input_and_an_output_stays_what_it_was(executor: ModelEx
 
 def test_an_output_that_no_part_makes_is_named() -> None:
     launch = Launch(1, 1, (1,), Work("ports", 0, 3, 2, 5), True, ONE, 1, part=True)
-    parts = Parts(3, {"early": np.zeros((3, 2))}, 2)
+    parts = BatchTasks(3, {"early": np.zeros((3, 2))}, 2)
     assert parts.end(launch, {})
     assert list(parts.outputs(["early"])) == ["early"]
     with pytest.raises(RowsError, match="output 'late' is missing for some of the 3 rows"):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cotenant.errors import ConfigError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
-from cotenant.measure.opening import OpenedModel
+from cotenant.measure.opened_model import OpenedModel
 from cotenant.measure.solo import Effort
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import find_versions, tasks_path

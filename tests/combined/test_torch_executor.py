@@ -149,7 +149,7 @@ def test_a_launch_that_fails_ends_after_those_before_it(world: World, device: Fa
     world.executor.put(1, {"wrong": values(1)})
     second = world.start("nobody", 1)
     device.gate.set()
-    assert world.wait(second) == "model of 'nobody' is not loaded any more"
+    assert world.wait(second) == "the model of tenant 'nobody' is not loaded any more"
     assert world.order == [first, second]
 
 
@@ -456,7 +456,7 @@ def test_a_chain_holds_no_memory(device: FakeStreams) -> None:
             made.extend(map(weakref.ref, outputs.values()))
             return lambda: None, outputs
 
-        def lend(self, tensors: Named) -> Named:
+        def unowned(self, tensors: Named) -> Named:
             return {name: torch.empty_like(value) for name, value in tensors.items()}
 
     inputs = {"x": torch.ones(2, 3)}
@@ -756,14 +756,14 @@ def test_a_model_is_closed_when_its_launches_have_ended(world: World, device: Fa
     device.gate.set()
     assert world.wait(under_way) is None
     assert model.is_closed
-    assert world.run("a", 1) == "model of 'a' is not loaded any more"
+    assert world.run("a", 1) == "the model of tenant 'a' is not loaded any more"
 
 
 def test_only_torch_models_are_taken(world: World) -> None:
     class OnnxModel:
         path = Path("m/1/model.onnx")
 
-    with pytest.raises(ModelError, match="cuda:0 runs torch models alone"):
+    with pytest.raises(ModelError, match="cuda:0 only runs torch models"):
         world.executor.load("a", OnnxModel(), SPEC)  # type: ignore[arg-type]
 
 

@@ -261,7 +261,7 @@ def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path, mak
         runner.wait(runner.start("cnn", (0,), (0, 2), False, batch=1))
         case.executor.remove_model("cnn")
         errors = runner.wait(runner.start("cnn", (0,), (2, case.units), True, batch=1), runner.whole("cnn", 1))
-        assert errors == ["model of 'cnn' is not loaded any more"] * 2
+        assert errors == ["the model of tenant 'cnn' is not loaded any more"] * 2
 
 
 @IN_THREADS

@@ -13,7 +13,7 @@ from client import Client
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.repository import find_versions
@@ -80,7 +80,7 @@ def test_it_is_found_beside_ours_and_no_two_are(root: Path) -> None:
     [found] = find_versions(root, "idle")
     assert found.path.name == "model.null"
     assert [*formats()] == [".onnx", ".pt2", ".null"]
-    with pytest.raises(ModelError, match=r"null_format runs it on cpu alone. Export it as .pt2 for cuda:0"):
+    with pytest.raises(ModelError, match=r"null_format runs it only on cpu. Export it as .pt2 for cuda:0"):
         open_model(found.path, device="cuda:0")
     (root / "idle" / "1" / "model.onnx").write_text("")
     with pytest.raises(ConfigError, match=r"holds model.onnx and model.null, expected one of them"):

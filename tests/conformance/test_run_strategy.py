@@ -13,7 +13,7 @@ from client import Client
 from cotenant import registry
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.strategy import strategies
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.repository import find_versions
 from cotenant.repository import formats as formats_module
 from cotenant.repository.formats import FORMATS

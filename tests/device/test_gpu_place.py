@@ -33,7 +33,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile import device as profile_device
@@ -156,7 +156,7 @@ def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> 
 
 
 def test_places(gpu: type[Gpu]) -> None:
-    cores = open_executor(DeviceSection()).place
+    cores = open_executor(DeviceSection()).target
     assert isinstance(cores, CoreTarget)
     executor = open_executor(HALVES)
     streams = executor.target

@@ -21,7 +21,7 @@ from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.registry import open_executor
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort
 from cotenant.repository import find_versions, graphs_path, placement_path, tasks_path
 from cotenant.techniques.placement import task_profile

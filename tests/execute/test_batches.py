@@ -68,7 +68,7 @@ def test_where_batches_run_as_one_a_part_is_refused() -> None:
     batches: Batches[Any] = Batches()
     batches.put(0, {"x": rows_of(0, 2)})
     part = structs.replace(launch((0,), 1), work=Work("a", 0, 1, 0, 1, rows=(0, 1)), part=True)
-    with pytest.raises(RowsError, match="batches are run as one here, not in parts"):
+    with pytest.raises(RowsError, match="runs a batch as one launch, not as several tasks"):
         batches.begin(part)
 
 

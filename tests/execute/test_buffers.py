@@ -171,7 +171,7 @@ def test_arrays_of_odd_forms_keep_them_in_threads_and_on_streams(tmp_path: Path,
         assert tuple(got.shape) == value.shape
         np.testing.assert_array_equal(got.numpy(), value + 1)
         executor = TorchExecutor(CpuStreams())
-        executor.add_model("plus", executor.lend(model, LoadSpec((CORE,), (0, model.unit_count))))
+        executor.add_model("plus", executor.load_shared(model, LoadSpec((CORE,), (0, model.unit_count))))
         executor.put(0, {"x": value})
         ends: list[str | None] = []
         executor.start(

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 from cotenant.core.actions import Action, Expand, Launch, Release, Respond
 from cotenant.core.events import Event, LaunchExpanded, QueryCancelled
 from cotenant.core.snapshot import Policy
+from cotenant.execute.batch_tasks import BatchTasks
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
-from cotenant.execute.parts import Parts
+from cotenant.execute.open_model import open_model
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.source import open_source
@@ -386,9 +386,9 @@ def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(executors: Execut
 
 
 def test_tensors_without_rows_cannot_be_taken_apart() -> None:
-    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, 0)
+    parts = BatchTasks(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, 0)
     found = parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()
     assert (found["x"].shape, found["n"]) == ((2, 2), 3)
-    parts = Parts(4, {"x": np.zeros((3, 2))}, 1)
+    parts = BatchTasks(4, {"x": np.zeros((3, 2))}, 1)
     with pytest.raises(RowsError, match=r"tensor 'x' has shape \(3, 2\), expected 4 rows"):
         parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()

@@ -177,7 +177,7 @@ def test_an_answer_beyond_the_limit_fails_alone_before_the_server_copies_it(
     assert [len(each.outputs["y"]) for each in (first, last)] == [50, 60]
     assert refused.outcome is Outcome.FAILED
     size, most = 26 * MIB * 4, 100 * MIB
-    assert f"the answer has {size} bytes, expected at most {most}" in refused.reason
+    assert f"the response has {size} bytes, expected at most {most}" in refused.reason
     assert "server.max_answer_mib" in refused.reason
     assert max(read) < MIB
     assert len(client.ask("sized", {"n": np.array([24 * MIB])}, **long).outputs["y"]) == 24 * MIB

@@ -194,7 +194,7 @@ def test_sequences_never_cross_a_cut(models: dict[str, SegmentedModel]) -> None:
 def test_strings_run_as_a_whole(tmp_path: Path) -> None:
     with opened(samples.strings(), tmp_path) as model:
         assert model.unit_count == 1
-        assert "no numbers" in model.uncut_reason
+        assert "not numeric" in model.uncut_reason
         words = np.array(["one", "two"], dtype=object)
         assert list(model.run(0, 1, {"words": words})["same"]) == ["one", "two"]
         assert numpy_type(model.inputs[0].dtype) == np.dtype(np.str_)

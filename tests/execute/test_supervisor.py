@@ -326,7 +326,7 @@ def test_no_room_is_not_taken_for_an_end(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     count = fill(ours)
     assert count > 0
-    with pytest.raises(MessageError, match="no room"):
+    with pytest.raises(MessageError, match="queue is full"):
         ours.send_with(AddLane((0,)), [])
     posted = [ReleaseBatch(count + number) for number in range(3)]
     for each in posted:

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import cotenant.execute.opener as opener
+import cotenant.execute.open_model as open_module
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.runner import to_numpy
 from cotenant.execute.torch import model as torch_model
 from cotenant.execute.torch import threads as torch_threads
@@ -372,7 +372,7 @@ def test_damaged_weights_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opener.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(open_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs torch, which is not installed. Run: pip install 'cotenant\[torch\]'"):
         open_model(tmp_path / "m.pt2")
     with pytest.raises(ModelError, match=r"no engine runs files that end in '.h5'"):

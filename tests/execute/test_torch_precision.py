@@ -17,14 +17,14 @@ from bench.zoo import examples, make, save_pt2
 from cotenant.config import load_model_config
 from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.torch import recurrent
 from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
 from cotenant.execute.torch.model import TorchModel
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.worker import _open
 from cotenant.graph.torch_lower import aten_name, lower
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.repository import find_versions
 from cotenant.repository.formats import Arithmetic
 from repositories import config, scaled, write_model
@@ -156,7 +156,7 @@ def test_what_cannot_be_cast_or_laid_out_is_refused_by_its_operator(tmp_path: Pa
     picture = {"x": torch.randn(2, 3, 8, 8)}
     strided = Chooses(lambda y: y.as_strided((2, 3), (1, 2)))
     path = saved(strided, picture, tmp_path / "s" / "m.pt2")
-    with pytest.raises(ModelError, match="its operator 'as_strided' needs tensors that lie as they were exported"):
+    with pytest.raises(ModelError, match="its operator 'as_strided' needs the exported memory layout of tensors"):
         opened(path, "tf32", True)
     with opened(path, "bf16", False) as model:
         assert_near(run(model, picture), {"output": answers(strided, picture)[0]}, TOLERANCE["bf16"])
@@ -201,7 +201,7 @@ def test_onnx_models_run_as_they_are(tmp_path: Path) -> None:
         (Arithmetic("bf16"), "precision is 'bf16'"),
         (Arithmetic("tf32", True), "channels_last is true"),
     ):
-        with pytest.raises(ModelError, match=rf"{text}, and onnxruntime runs it as it is\. .* export it as \.pt2"):
+        with pytest.raises(ModelError, match=rf"{text}, which onnxruntime cannot change\. .* export it as \.pt2"):
             open_model(path, arithmetic=wrong)
     open_model(path, arithmetic=Arithmetic("fp32", False)).close()
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from bench._mixing import KINDS, Alone, Drawn, drawn
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.merging_trial import TOLERANCE, is_same_answer, judge_merging
 from cotenant.profile.merging import Merging
@@ -147,4 +147,4 @@ def test_a_trial_that_shows_nothing_proves_nothing() -> None:
     runner: Any = DullRunner(0, False)
     found = judge_merging(runner, [{"x": (1, 2)}], 4)
     assert not found.is_allowed
-    assert "shows nothing" in found.reason
+    assert "proves nothing" in found.reason

@@ -22,7 +22,7 @@ from cotenant.measure import solo as measure
 from cotenant.measure import sweep
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, Sweep, measure_model
 from cotenant.measure.sweep import profile_repository
 from cotenant.predict.table import TablePredictor

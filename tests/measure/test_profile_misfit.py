@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import load_server_config
-from cotenant.measure.opening import OpenedModel, open_version
+from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.profile_misfit import profile_misfit
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
@@ -62,7 +62,7 @@ def test_what_is_missing_is_said(profiled: tuple[Path, Profile], opened: OpenedM
     path.write_text("{}")
     assert str(path) in profile_misfit(root, opened, (ONE,))
     path.unlink()
-    assert "there is no profile; 'cotenant profile models'" in profile_misfit(root, opened, (ONE,))
+    assert "there is no profile; run 'cotenant profile models'" in profile_misfit(root, opened, (ONE,))
 
 
 def test_a_changed_model_is_named_with_what_changed(profiled: tuple[Path, Profile], opened: OpenedModel) -> None:
@@ -73,5 +73,5 @@ def test_a_changed_model_is_named_with_what_changed(profiled: tuple[Path, Profil
         replace(profile, models={"net": replace(profile.models["net"], digest="x", content=content)}),
     )
     text = profile_misfit(root, opened, (ONE,))
-    assert text.startswith("'net': files in net/1 changed since it was measured; 'cotenant profile models'")
+    assert text.startswith("'net': files in net/1 changed since it was measured; run 'cotenant profile models'")
     assert load_profile(profile_path(root)).models["net"].digest == "x"

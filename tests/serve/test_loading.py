@@ -209,13 +209,13 @@ def test_a_child_that_dies_is_replaced_and_what_kills_a_new_one_is_refused(
 def turns(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[None]:
     """Gets an item when a load asks whether it may measure."""
     asked: SimpleQueue[None] = SimpleQueue()
-    real = loader_process._Child._take_turn
+    real = loader_process._Child._wait_to_measure
 
     def note(self: Any, *arguments: Any) -> None:
         asked.put(None)
         real(self, *arguments)
 
-    monkeypatch.setattr(loader_process._Child, "_take_turn", note)
+    monkeypatch.setattr(loader_process._Child, "_wait_to_measure", note)
     return asked
 
 
@@ -228,7 +228,7 @@ def test_loads_are_side_by_side_and_measure_one_after_another(
     is_endless: bool,
 ) -> None:
     """A load that measures has its turn; another one waits for that, and no longer than for the limit."""
-    monkeypatch.setattr(loader_process, "_TURN_S", 0.1 if is_endless else 60.0)
+    monkeypatch.setattr(loader_process, "_MEASURING_S", 0.1 if is_endless else 60.0)
     write_model(tmp_path, "loop", config() + LOOPING, {1: looping})
     write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
     with loading(600.0) as loader, ThreadPoolExecutor(2) as pool:

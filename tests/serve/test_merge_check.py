@@ -16,7 +16,7 @@ from client import Client, Watch, assert_balanced, sample, until
 from cotenant.config import DeviceSection, IntegritySection, ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import TenantResumed, TenantSuspended
-from cotenant.measure import opening
+from cotenant.measure import opened_model
 from cotenant.measure.merging_trial import is_same_answer
 from cotenant.serve.frontend.http_control import OF_MODEL
 from cotenant.serve.frontend.http_routes import Endpoint, HttpRoute
@@ -29,12 +29,12 @@ MIXING, FINE = drawn("mean over rows", 1), "fine"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    opening._verdicts.clear()
+    opened_model._verdicts.clear()
     root = tmp_path / "models"
     write_model(root, "mixing", config(max_batch=8) + 'batching = "trust"\n', {1: lambda: MIXING.model})
     write_model(root, FINE, config(max_batch=8), {1: lambda: scaled(2.0)})
     yield root
-    opening._verdicts.clear()
+    opened_model._verdicts.clear()
 
 
 @contextmanager

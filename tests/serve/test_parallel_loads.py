@@ -35,14 +35,14 @@ TWO = DeviceSection(cores=(0, 1), isolation="thread")
 def turns(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[ChildProcess]:
     """Gets the process of a load that asks whether it may measure."""
     asked: SimpleQueue[ChildProcess] = SimpleQueue()
-    real = loader_process._Child._take_turn
+    real = loader_process._Child._wait_to_measure
 
     def note(self: Any, *arguments: Any) -> None:
         asked.put(self._process)
         real(self, *arguments)
 
-    monkeypatch.setattr(loader_process._Child, "_take_turn", note)
-    monkeypatch.setattr(loader_process, "_TURN_S", 0.1)
+    monkeypatch.setattr(loader_process._Child, "_wait_to_measure", note)
+    monkeypatch.setattr(loader_process, "_MEASURING_S", 0.1)
     return asked
 
 
@@ -116,7 +116,7 @@ def test_of_two_models_with_one_tenant_one_is_served(server: Server) -> None:
 def test_a_model_is_opened_anew_where_lanes_change_meanwhile(
     server: Server, turns: SimpleQueue[ChildProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_process, "_TURN_S", WAIT_S)
+    monkeypatch.setattr(loader_process, "_MEASURING_S", WAIT_S)
     write_model(server.root, "more", config(max_batch=4), {1: lambda: scaled(2.0)})
     both = (Share((0, 1)),)
     assert server.policy.spec.shares != both

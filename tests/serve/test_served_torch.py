@@ -14,7 +14,7 @@ from torch import nn
 
 from client import Client, started
 from cotenant.config import DeviceSection, ServerConfig
-from cotenant.measure import opening
+from cotenant.measure import opened_model
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.device import this_device
@@ -107,10 +107,10 @@ def test_profiles_hold_for_one_version_of_torch(root: Path, monkeypatch: pytest.
     assert profile.device.versions["torch"] == torch.__version__
 
     def valid() -> list[bool]:
-        opened = [opening.open_version(root, find_versions(root, name)[0]) for name in ("as_torch", "as_onnx")]
+        opened = [opened_model.open_version(root, find_versions(root, name)[0]) for name in ("as_torch", "as_onnx")]
         for each in opened:
             each.runner.close()
-        return [opening.is_of(profile.models[each.found.tenant], profile.device, each) for each in opened]
+        return [opened_model.is_of(profile.models[each.found.tenant], profile.device, each) for each in opened]
 
     assert valid() == [True, True]
     here = this_device()
@@ -119,7 +119,7 @@ def test_profiles_hold_for_one_version_of_torch(root: Path, monkeypatch: pytest.
         {**here.versions, "torch": "1.0"},
         here.fingerprint,
     )
-    monkeypatch.setattr(opening, "this_device", lambda *_: other)
+    monkeypatch.setattr(opened_model, "this_device", lambda *_: other)
     assert valid() == [False, True]
 
 

@@ -206,8 +206,8 @@ def torch_case(folder: Path, device: StreamDevice, bad: Tensors) -> Iterator[Cas
     cnn, one = TORCH[folder, device.name]
     executor = TorchExecutor(device)
     cuts = tuple(range(cnn.unit_count + 1))
-    executor.add_model("cnn", executor.lend(cnn, LoadSpec((ONE,), cuts, ({"x": (1, 3, 16, 16)},), max_batch=8)))
-    executor.add_model("picky", executor.lend(one, LoadSpec((ONE,), (0, 1), ({"index": (1,)},), max_batch=8)))
+    executor.add_model("cnn", executor.load_shared(cnn, LoadSpec((ONE,), cuts, ({"x": (1, 3, 16, 16)},), max_batch=8)))
+    executor.add_model("picky", executor.load_shared(one, LoadSpec((ONE,), (0, 1), ({"index": (1,)},), max_batch=8)))
     reference = small_cnn()
 
     def expected(inputs: Tensors) -> Tensors:

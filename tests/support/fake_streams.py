@@ -132,7 +132,7 @@ class FakeLane:
             raise RuntimeError("CUDA error: a kernel launch error has occurred due to cluster misconfiguration")
         return graph.replay, graph.outputs
 
-    def lend(self, tensors: Named) -> Named:
+    def unowned(self, tensors: Named) -> Named:
         return tensors
 
 

@@ -162,7 +162,7 @@ class LateLane:
 
         return lambda: self._submit(run), outputs
 
-    def lend(self, tensors: Named) -> Named:
+    def unowned(self, tensors: Named) -> Named:
         return tensors
 
     def _copied(self, way: str, tensor: torch.Tensor, there: torch.Tensor) -> torch.Tensor:

@@ -170,7 +170,7 @@ def test_onnx_models_that_exchange_it_say_so_and_others_compute_with_it(tmp_path
     reasons = {each.name: each.reason for each in server.index(False)}
     assert reasons["inside"] == ""
     for name, tensor in (("takes", "x"), ("gives", "y")):
-        assert f"'{tensor}' is a tensor(bfloat16), which onnxruntime neither takes" in reasons[name]
+        assert f"'{tensor}' is a tensor(bfloat16), which onnxruntime does not exchange" in reasons[name]
     x = numbers(1).astype(np.float32) * np.float32(1.001)
     answer = Client(server).ask("inside", {"x": x})
     np.testing.assert_array_equal(answer.outputs["y"], x.astype(BFLOAT16).astype(np.float32))

@@ -44,7 +44,7 @@ from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.repository import find_versions
 from cotenant.work import Share, Work
 

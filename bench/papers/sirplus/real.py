@@ -34,7 +34,7 @@ from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort
 from cotenant.repository import find_versions
 from cotenant.techniques.placement.execute.placed_model import PlacedModel

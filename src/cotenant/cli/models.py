@@ -146,7 +146,7 @@ def _describe(
             facts, is_default = report.facts, False
             owners[found.tenant] = name
             row["units"] = facts.unit_count
-            row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.told
+            row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.summary
             row["remark"] = report.warning or _merging_remark(found.config.model.max_batch, facts.merging)
         except CotenantError as error:
             row["error"] = str(error)

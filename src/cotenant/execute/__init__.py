@@ -1,1 +1,1 @@
-"""Executors: what runs a launch and tells its end."""
+"""Executors: run launches and report their ends."""

@@ -1,4 +1,4 @@
-"""What executors of real models have in common."""
+"""The base class of executors of real models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _log = logging.getLogger("cotenant.execute")
 
 
 class BaseExecutor:
-    """Keeps tensors in `Batches`, computes on cores, and has neither workers nor trouble: who has, says so."""
+    """Keeps tensors in `Batches`, computes on cores, without workers. Other executors override these methods."""
 
     lanes_change = True
-    has_parts = False
+    has_tasks = False
     """Whether a batch may run as several launches side by side."""
 
     def __init__(self) -> None:
         self.on_event: Callable[[Event], None] = lambda _: None
         self.readers: Readers | None = None
         self.starter: WorkerStarter | None = None
-        self._batches = Batches(has_parts=self.has_parts)
+        self._batches = Batches(has_tasks=self.has_tasks)
         self._lock = threading.Lock()
         self.put = self._batches.put
         self.take = self._batches.take
@@ -41,7 +41,7 @@ class BaseExecutor:
 
     @property
     def max_answer_bytes(self) -> int:
-        """See ModelExecutor."""
+        """Largest size of the outputs of one launch, in bytes."""
         return self._batches.max_answer_bytes
 
     @max_answer_bytes.setter
@@ -50,71 +50,72 @@ class BaseExecutor:
 
     @property
     def kept(self) -> int:
-        """How many queries and batches tensors are kept of."""
+        """Number of queries and batches of which tensors are kept."""
         return len(self._batches)
 
     @property
     def target(self) -> TargetDevice:
-        """See ModelExecutor."""
+        """The cores of this machine."""
         return CoreTarget()
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor. What `_start` raises ends the launch, from another thread: this one holds the driver's lock."""
+        """Run a launch. An exception of `_start` is reported from another thread: this one holds the driver's lock."""
         try:
             self._start(launch, on_end)
         except Exception as error:
             self._end_later(launch, reason_of(error), on_end)
 
     def _start(self, launch: Launch, on_end: OnEnd) -> None:
-        """Start a launch; what it raises is the reason why that cannot be, and then `on_end` is not called."""
+        """Start a launch. An exception is the reason why it fails; then `on_end` must not be called."""
         raise NotImplementedError
 
     def _end_later(self, launch: Launch, reason: str, on_end: OnEnd) -> None:
+        """Report a failed launch from the thread of `_end_late`."""
         self._late.put(partial(on_end, launch.id, reason, Timing()))
 
     def _end_late(self) -> None:
-        """End launches that could not be started, until there is None."""
+        """Report launches that could not be started, until the queue gives None."""
         while (end := self._late.get()) is not None:
             try:
                 end()
-            except Exception:  # the others still have to end
+            except Exception:  # the other launches still have to end
                 _log.exception("ending a launch failed")
 
     def close(self, until_s: float | None = None) -> None:
-        """See Executor. Launches that could not be started have ended then, or it is `until_s`."""
+        """Wait until launches that could not be started are reported, or until `until_s` of the monotonic clock."""
         self._late.put(None)
         if threading.current_thread() is not self._late_thread:
             self._late_thread.join(left_s(until_s))
 
     def enqueue(self, launch: Launch) -> None:
-        """See Executor: a launch is begun when it starts."""
+        """Ignore the announcement: a launch begins when it is started."""
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
-        """See Executor: a launch goes on as it was."""
+        """False: launches cannot be expanded."""
         return False
 
     def release(self, batch: int) -> None:
-        """See Executor."""
+        """Forget the intermediate tensors of a batch."""
         self._batches.release(batch)
 
     def announce(self, tenant: str) -> None:
-        """See ModelExecutor: there is nothing to say."""
+        """Do nothing: no tenant has a state to report."""
 
     def cancel_loads(self) -> None:
-        """See ModelExecutor: a load in this process goes on to its end."""
+        """Do nothing: a load in this process runs to its end."""
 
     def problem(self, tenant: str) -> str:
-        """See ModelExecutor: there is none."""
+        """Always "": every loaded tenant can be served."""
         return ""
 
     def lasting_problem(self, tenant: str) -> str:
-        """See ModelExecutor: what cannot be served without workers, cannot be for good."""
+        """The same as `problem`: without workers no problem is temporary."""
         return self.problem(tenant)
 
     def workers(self) -> list[WorkerStatus]:
-        """See ModelExecutor: there are none."""
+        """No worker processes."""
         return []
 
     def launch_counts(self) -> Mapping[str, int]:
-        """See ModelExecutor: there is none."""
+        """No counts: all launches run in the same way."""
         return {}

@@ -1,4 +1,4 @@
-"""Whose rows are whose: the tensors of queries and batches, for every executor."""
+"""Tensors of queries and batches, for every executor: gathers the rows of a batch and scatters its outputs."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cotenant.core.actions import Launch
+from cotenant.execute.batch_tasks import BatchTasks, TaskRows
 from cotenant.execute.errors import ModelError, RowsError
-from cotenant.execute.parts import PartRows, Parts
 from cotenant.execute.protocol import MOST_ANSWER_BYTES, Tensors
-from cotenant.execute.runner import Pieces, joined
+from cotenant.execute.runner import RowChunks, joined
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
 _REASON_CHARS = 300
 _TOLERANCE = 1e-2
-"""Of the largest number of an output: other batches take other kernels, which round otherwise."""
+"""Absolute tolerance, relative to the largest number of an output: kernels of other batch sizes round otherwise."""
 
 
 class ModelGoneError(RuntimeError):
-    """A launch names a model that was unloaded meanwhile, or a batch whose tensors are gone with it."""
+    """A launch of a model that was unloaded meanwhile, or of a batch of which the tensors were dropped."""
 
     def __init__(self, tenant: str) -> None:
-        super().__init__(f"model of {tenant!r} is not loaded any more")
+        super().__init__(f"the model of tenant {tenant!r} is not loaded any more")
 
 
 class AnswerSizeError(ValueError):
-    """The outputs of a launch take more bytes than an answer may have."""
+    """The outputs of a launch take more bytes than a response may have."""
 
 
 class BatchTensors:
-    """Queries that go through a model as one, from its first launch on, in the order of their rows.
+    """The tensors of queries that run through a model as one batch, in the order of their rows. Made by `Batches`.
 
-    Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
-    below each other, and outputs dealt out, nowhere else. `kept` are the tensors that are live where a paused batch
-    stands, before `unit`; `home` is who has them instead, where that is not who has this. `part` are those of one
-    launch of several.
+    A query that leaves at a cut stays in `queries`, since its rows stay in the tensors to the end. `kept` are the
+    tensors that are live before `unit`, where the batch is paused. `home` is the supervisor of the worker that has
+    them, None if they are here. `tasks` is set while several launches run the batch; `task_rows` are the tensors of one
+    of them.
     """
 
-    __slots__ = ("_inputs", "_kept", "form", "home", "items", "part", "parts", "queries", "rows", "unit")
+    __slots__ = ("_inputs", "_kept", "form", "home", "items", "queries", "rows", "task_rows", "tasks", "unit")
 
     def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
         self.items = launch.work.items
         self.rows: tuple[int, ...] = (self.items,)
-        self._kept: Mapping[str, Any] | PartRows = {}
+        self._kept: Mapping[str, Any] | TaskRows = {}
         self.home = home
         self.unit = 0
         self.form: Any = None
-        """What an executor notes of it for its next launch."""
-        self.parts: Parts | None = None
-        self.part: PartRows | None = None
+        """Set by the executor for its next launch of this batch."""
+        self.tasks: BatchTasks | None = None
+        self.task_rows: TaskRows | None = None
         self._inputs = inputs
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """See above; what parts have made is put together by who asks for it first."""
-        if isinstance(self._kept, PartRows):
+        """Live tensors of a paused batch, by name. The first read joins the tensors that several tasks made."""
+        if isinstance(self._kept, TaskRows):
             self._kept = self._kept.tensors()
         return self._kept
 
     @kept.setter
-    def kept(self, tensors: Mapping[str, Any] | PartRows) -> None:
+    def kept(self, tensors: Mapping[str, Any] | TaskRows) -> None:
         self._kept = tensors
 
-    def gather(self) -> Pieces:
-        """The inputs, to be put below each other; once. Raises RowsError when they are not the rows of the launch."""
+    def gather(self) -> RowChunks:
+        """The inputs as row chunks, once. Raises RowsError when they do not have the rows of the launch."""
         inputs, self._inputs = self._inputs, []
         if len(inputs) > 1:
             self.rows = tuple(map(_row_count, inputs))
@@ -82,18 +82,18 @@ class BatchTensors:
         return {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
 
     def whole(self) -> Tensors:
-        """As `gather`, with one array of all rows for each tensor."""
+        """The inputs with all rows of a tensor in one array. Raises RowsError as `gather` does."""
         if len(self._inputs) == 1:
             return self._inputs.pop()
         return {name: joined(each) for name, each in self.gather().items()}
 
-    def take_apart(self) -> None:
-        """Let several launches, of which each may have some rows alone, begin with the inputs. As `gather` else."""
+    def split(self) -> None:
+        """Begin the batch as several launches, each of some rows or units. Raises RowsError as `gather` does."""
         self.items = sum(map(_row_count, self._inputs))
-        self.parts = Parts(self.items, self.whole(), 0)
+        self.tasks = BatchTasks(self.items, self.whole(), 0)
 
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
-        """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
+        """Each query with its rows of the outputs; a single query has all. Raises RowsError when rows do not fit."""
         if len(self.queries) == 1:
             yield self.queries[0], outputs
             return
@@ -108,16 +108,15 @@ class BatchTensors:
 
 
 class Batches:
-    """Inputs of queries until they end, their outputs until they are taken, and the batches between their launches.
+    """Inputs of queries until they end, outputs until they are taken, and batches between their launches. Thread-safe.
 
-    A batch in flight belongs to its launch: who `begin`s it has to `pause` or `finish` it, or drops it when it fails.
-    Its outputs take `max_answer_bytes` at most. Thread-safe. With `has_parts` a batch may also run as several launches
-    side by side.
+    A caller of `begin` owns the batch: it calls `pause` or `finish`, or drops the batch if the launch fails. Outputs of
+    a batch take at most `max_answer_bytes`. With `has_tasks` a batch may run as several launches side by side.
     """
 
-    def __init__(self, *, has_parts: bool = False) -> None:
+    def __init__(self, *, has_tasks: bool = False) -> None:
         self.max_answer_bytes = MOST_ANSWER_BYTES
-        self._has_parts = has_parts
+        self._has_tasks = has_tasks
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
         self._paused: dict[int, BatchTensors] = {}
@@ -127,98 +126,98 @@ class Batches:
         return len(self._inputs) + len(self._outputs) + len(self._paused)
 
     def put(self, query: int, inputs: Tensors) -> None:
-        """See Executor."""
+        """Keep the inputs of a query until it ends."""
         self._inputs[query] = inputs
 
     def take(self, query: int) -> Tensors:
-        """See Executor."""
+        """Return the outputs of a query after its last unit, and forget the query."""
         with self._lock:
             self._inputs.pop(query, None)
             return self._outputs.pop(query)
 
     def discard(self, query: int) -> None:
-        """See Executor."""
+        """Forget a query that ended without outputs."""
         with self._lock:
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
     def begin(self, launch: Launch | Run, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
-        """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
+        """The batch of a launch: a new one at the first unit, else the paused one.
 
-        `home` has its tensors, where that is not who asks; `inputs` are those of a new batch that were not put.
-
-        Raises ModelGoneError when nothing is kept of it there, RowsError when the launch is not of its queries and
-        rows, or a part of a batch where batches are run as one.
+        `home` is the supervisor of the worker that has the tensors, None if they are here. `inputs` are those of a new
+        batch that were not `put`. Raises ModelGoneError when no tensors of the batch are kept at `home`. Raises
+        RowsError when queries or rows of the launch are not those of the batch, or for one of several tasks without
+        `has_tasks`.
         """
         if launch.work.start == 0 and not launch.part:
             return BatchTensors(launch, inputs or [self._inputs[query] for query in launch.queries], home)
-        if launch.part and not self._has_parts:
-            raise RowsError("batches are run as one here, not in parts")
+        if launch.part and not self._has_tasks:
+            raise RowsError("this executor runs a batch as one launch, not as several tasks")
         with self._lock:
             batch = self._paused.get(launch.batch)
             if batch is None and launch.part:
                 inputs = inputs or [self._inputs[query] for query in launch.queries]
                 batch = self._paused[launch.batch] = BatchTensors(launch, inputs, home)
-                batch.take_apart()
+                batch.split()
             if batch is None or batch.home is not home:
                 raise ModelGoneError(launch.work.tenant)
-            if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
-                if batch.parts is None:
-                    batch.parts = Parts(batch.items, batch.kept, batch.unit, batch.form)
+            if launch.part:  # a worker gets all inputs: it knows which task begins first
+                if batch.tasks is None:
+                    batch.tasks = BatchTasks(batch.items, batch.kept, batch.unit, batch.form)
                 if home is not None:
-                    return BatchTensors(launch, [batch.parts.base])
+                    return BatchTensors(launch, [batch.tasks.base])
                 made = BatchTensors(launch, [])
-                made.parts, made.part = batch.parts, batch.parts.rows(launch.work)
+                made.tasks, made.task_rows = batch.tasks, batch.tasks.rows(launch.work)
                 return made
-            if batch.parts is not None:
-                batch.kept, batch.form, batch.parts = batch.parts.rows(), batch.parts.form, None
+            if batch.tasks is not None:
+                batch.kept, batch.form, batch.tasks = batch.tasks.rows(), batch.tasks.form, None
             items = launch.work.items
             if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"
-                raise RowsError(f"a launch is of {items} rows of queries {launch.queries}, its batch of {mine}")
+                raise RowsError(f"a launch has {items} rows of queries {launch.queries}, its batch has {mine}")
             del self._paused[launch.batch]
         return batch
 
     def join(
         self, launch: Launch | Run, names: Collection[str], made: Mapping[str, Any], whole: Mapping[str, Any]
     ) -> tuple[BatchTensors, Mapping[str, Any]] | None:
-        """One of several launches of a batch has ended. Keep what its units made, of its rows.
+        """Keep the tensors `made` by one of several launches of a batch, for its rows.
 
-        Gives the batch with the outputs of these names, of all rows, when no part up to the model's end is left; else
-        None. They come from the parts and from launches before them. `whole` are outputs that no rows are put together
-        of: constants, and those that were joined elsewhere. Raises RowsError when rows cannot be put together.
+        When all tasks up to the model's end have run, returns the batch with the outputs `names` of all rows; else
+        None. `whole` are outputs that are not joined by rows: constants, and outputs that a worker joined. Raises
+        RowsError when rows do not fit.
         """
         with self._lock:
             batch = self._paused.get(launch.batch)
-            parts = None if batch is None else batch.parts
-            if batch is None or parts is None:
+            tasks = None if batch is None else batch.tasks
+            if batch is None or tasks is None:
                 return None  # the batch was released
             if made:
-                parts.submit(launch.work, made, launch.id)
-            if not parts.end(launch, whole):
+                tasks.submit(launch.work, made, launch.id)
+            if not tasks.end(launch, whole):
                 return None
             del self._paused[launch.batch]
-        return batch, parts.outputs(names)
+        return batch, tasks.outputs(names)
 
     def try_begin(self, launch: Launch) -> BatchTensors | Exception:
-        """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
+        """Like `begin`, but returns the exception: a lane reports it when it reaches the launch."""
         try:
             return self.begin(launch)
         except Exception as error:
             return error
 
     def pause(self, launch: Launch | Run, batch: BatchTensors, kept: Mapping[str, Any]) -> None:
-        """A launch has ended at a cut: keep what is live there until the next one. For launches that are no part."""
+        """Keep the live tensors of a batch at the cut where its launch ended. Not for batches with several tasks."""
         batch.kept = kept
         batch.unit = launch.work.end
         with self._lock:
             self._paused[launch.batch] = batch
 
     def finish(self, launch: Launch | Run, batch: BatchTensors, outputs: Tensors) -> None:
-        """Keep the outputs of a batch until they are taken; without those of queries that have ended.
+        """Keep the outputs of a batch until they are taken, except those of queries that have ended.
 
-        For a part `join` gives the batch and its outputs. Raises RowsError when they do not fit, AnswerSizeError when
-        they are too large: none is kept then.
+        If the batch had several tasks, `batch` and `outputs` come from `join`. Raises RowsError when rows do not fit,
+        AnswerSizeError when the outputs are too large; then no output is kept.
         """
         self.check_answer(outputs)
         answers = dict(batch.scatter(outputs))
@@ -226,24 +225,24 @@ class Batches:
             self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})
 
     def check_answer(self, outputs: Tensors) -> None:
-        """Raises AnswerSizeError when outputs take more than `max_answer_bytes`."""
+        """Raise AnswerSizeError when the outputs take more than `max_answer_bytes`."""
         size = sum([array.nbytes for array in outputs.values()])
         size += sum([sum(map(len, array.ravel())) for array in outputs.values() if array.dtype.kind == "O"])
         if size > self.max_answer_bytes:
             raise AnswerSizeError(
-                f"the answer has {size} bytes, expected at most {self.max_answer_bytes}: ask for less, or raise "
+                f"the response has {size} bytes, expected at most {self.max_answer_bytes}: request less, or raise "
                 "server.max_answer_mib"
             )
 
     def release(self, batch: int) -> object:
-        """Forget a batch; gives who keeps its tensors, where they are not here."""
+        """Forget a batch; return the supervisor of the worker that keeps its tensors, None if they are here."""
         with self._lock:
             found = self._paused.pop(batch, None)
         return None if found is None else found.home
 
 
 def row_buckets(max_batch: int) -> tuple[int, ...]:
-    """The numbers of rows that are measured and prepared: powers of two up to the largest batch, and that itself."""
+    """Batch sizes that are measured and prepared: powers of two below the largest batch, and the largest batch."""
     sizes = [1]
     while sizes[-1] * 2 <= max_batch:
         sizes.append(sizes[-1] * 2)
@@ -255,10 +254,10 @@ def _row_count(tensors: Tensors) -> int:
 
 
 def are_alike(expected: Any, got: Any, rtol: float = 0.0) -> bool:
-    """Whether two arrays of one output are the same but for the rounding of other kernels.
+    """Whether two arrays of one output are equal up to the rounding of different kernels.
 
-    `rtol` is allowed on top, of each number of `got`. An infinity is like nothing but itself, and tells nothing of how
-    large the other numbers are.
+    `rtol` is an additional relative tolerance. An infinity equals only itself, and is left out of the largest number
+    that scales the absolute tolerance.
     """
     if expected.shape != got.shape:
         return False
@@ -269,14 +268,14 @@ def are_alike(expected: Any, got: Any, rtol: float = 0.0) -> bool:
 
 
 def for_engine(array: Any) -> Any:
-    """BYTES tensors hold bytes on the wire and text in onnxruntime. Raises ValueError for what is no text."""
+    """Inputs as onnxruntime takes them: BYTES tensors become text. Raises ValueError for bytes that are not UTF-8."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "O":
         return array
     return np.array([_text(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
 
 
 def for_client(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs as they go to the front-ends: text becomes bytes again."""
+    """Outputs as front ends take them: text becomes bytes."""
     return {
         name: np.array([_encoded(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
         if array.dtype.kind in "OU"
@@ -286,7 +285,7 @@ def for_client(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """A sentence for the client, without the paths of this machine."""
+    """The reason of an error as a sentence for the client, without paths of this machine."""
     text = error.reason if isinstance(error, ModelError) else str(error) or type(error).__name__
     return " ".join(text.split())[:_REASON_CHARS]
 

@@ -1,8 +1,8 @@
-"""The files of loaded models, in folders of a cache that are named by what is in them.
+"""Content-addressed cache of model files: each folder holds the files of one model, named by their digest.
 
-A model runs from copies, so that it stays what it is whatever becomes of the files that it was opened from: they may be
-overwritten, cut short or deleted while sessions for other cores, or another worker, have yet to be made. A folder is
-removed when no process has it open and the file it came from is gone or has been opened with other content.
+A model runs from copies: files at its path may be overwritten or deleted before sessions of other cores, or another
+worker, are made. A folder is removed when no process has it open and its source file is gone or was opened with other
+content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cotenant.execute.errors import ModelError
 from cotenant.files import processor_facts, write_whole
 
 PATHS = "paths"
-"""In a cache: which folder the newest content of each file is in, one small file each."""
+"""Sub-folder of a cache with one small file for each model file: the folder with the newest content."""
 _GIB = 1 << 30
 _FOLDER = re.compile(r"[0-9a-f]{32}-(ort|torch)[0-9].*")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}-\w+")
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class HeldFolder:
-    """A folder of a cache that nobody removes until this is closed, or its process ends."""
+    """A lock on a folder of a cache: no process removes the folder until `close`, or the end of this process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class HeldFolder:
         self._let_go = weakref.finalize(self, os.close, descriptor) if descriptor is not None else None
 
     def close(self) -> None:
-        """Let go of it; folders of the cache that are of no more use are removed."""
+        """Release the lock, and remove folders of the cache that are not used any more."""
         if self._let_go is not None:
             self._let_go()
         sweep(self.folder.parent)
@@ -62,13 +62,14 @@ def opened(
     read: Callable[[Path], _T | None],
     role: str = "",
 ) -> tuple[HeldFolder, _T]:
-    """Find or make the folder for the model file at `path`; gives what `read` finds in it.
+    """Find or make the folder for the model file at `path`; returns what `read` finds there.
 
-    `name_of` says what folder the present content belongs in; `make` fills one of that name, which appears in one
-    rename; `read` gives None for a folder that is missing, incomplete or damaged. `wanted` is "", or names the folder
-    that an earlier opening gave: it is taken whatever lies at `path` by now. Folders of one file in other roles stay.
+    `name_of` returns the folder name for the present content. `make` fills a temporary folder, which is renamed when it
+    is complete. `read` returns None for a folder that is missing, incomplete or damaged. `wanted` is "", or the folder
+    name that an earlier call returned; that folder is taken whatever is at `path` now. Folders of one file in another
+    `role` are kept.
 
-    Raises ModelError when the folder cannot be made, or is gone and the file is not the one it was.
+    Raises ModelError when the folder cannot be made, or `wanted` is gone and the file has changed.
     """
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -94,10 +95,10 @@ def opened(
 
 
 def copy(path: Path, files: Iterable[tuple[Path, Path]], name: str) -> None:
-    """Copy a model's files, each from the one path to the other.
+    """Copy a model's files, given as pairs of source and target.
 
-    Raises ModelError when `name`, of the folder, does not begin with the digest of what was copied (see `digest_of`),
-    OSError when it cannot be written.
+    Raises ModelError when `name` (of the folder) does not begin with `digest_of` the copies: the file changed
+    meanwhile. Raises OSError when a copy cannot be written.
     """
     pairs = list(files)
     for source, target in pairs:
@@ -108,10 +109,10 @@ def copy(path: Path, files: Iterable[tuple[Path, Path]], name: str) -> None:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """What the name of a folder begins with, by the content of a model's files: the SHA-256 of one, or of the digests
-    of several, so much of it as tells them apart.
+    """First 32 hexadecimal digits of the SHA-256 of a file, or of the digests of several files; folder names begin with
+    it.
 
-    Raises ModelError for files that are larger than the machine's memory: they cannot be run, nor are they copied.
+    Raises ModelError for files that are larger than the memory of the machine: they cannot be run.
     """
     files = list(files)
     held, most = sum([file.stat().st_size for file in files]), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -130,17 +131,17 @@ def file_digest(path: Path) -> str:
 
 
 def processor() -> str:
-    """Fingerprint of the processor, whose vector instructions some prepared forms depend on."""
+    """Fingerprint of the processor: some optimised graphs depend on its vector instructions."""
     facts = processor_facts()
-    told = [facts.get(field, "") for field in ("model name", "flags", "Features")]
-    text = "\0".join((platform.machine(), platform.processor(), *told))
+    known = [facts.get(field, "") for field in ("model name", "flags", "Features")]
+    text = "\0".join((platform.machine(), platform.processor(), *known))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def sweep(cache_dir: Path) -> None:
-    """Remove the folders that no process has open and no file has its newest content in.
+    """Remove folders that no process has open and that are not the newest content of a file.
 
-    Nothing is removed while somebody opens a model there, nor where files cannot be locked.
+    Removes nothing while a process opens a model in the cache, nor where files cannot be locked.
     """
     descriptor = _lock(cache_dir, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if descriptor is None:
@@ -148,10 +149,10 @@ def sweep(cache_dir: Path) -> None:
     try:
         used = _newest_folders(cache_dir)
         for folder in cache_dir.iterdir():
-            is_left = _UNFINISHED.fullmatch(folder.name)  # by a process that ended while it made one
+            is_left = _UNFINISHED.fullmatch(folder.name)  # its process ended before the rename
             if is_left or (_FOLDER.fullmatch(folder.name) and folder.name not in used and _is_idle(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # it is another's to tidy, or has just been removed as a whole
+    except OSError:  # owned by another user, or just removed as a whole
         pass
     finally:
         os.close(descriptor)
@@ -167,7 +168,7 @@ def _made(folder: Path, make: Callable[[Path, str], None], read: Callable[[Path]
             shutil.rmtree(broken, ignore_errors=True)
         try:
             os.rename(fresh, folder)
-        except OSError:  # one that another process put there meanwhile is as good
+        except OSError:  # another process has made the same folder meanwhile
             if not folder.exists():
                 raise
     finally:
@@ -176,7 +177,7 @@ def _made(folder: Path, make: Callable[[Path, str], None], read: Callable[[Path]
 
 
 def _note(path: Path, folder: Path, role: str) -> None:
-    """The newest content of the file at `path` is in this folder, on this kind of processor."""
+    """Record that this folder has the newest content of the file at `path`, for this processor."""
     whole = str(path.absolute())
     name = hashlib.sha256(f"{whole}\0{processor()}{role}".encode()).hexdigest()[:32]
     content = json.dumps({"path": whole, "folder": folder.name}).encode()
@@ -188,7 +189,7 @@ def _note(path: Path, folder: Path, role: str) -> None:
 
 
 def _newest_folders(cache_dir: Path) -> set[str]:
-    """The folders that hold the newest content of files that are still there."""
+    """Folders with the newest content of files that still exist."""
     found: set[str] = set()
     if not (cache_dir / PATHS).is_dir():
         return found
@@ -208,13 +209,13 @@ def _newest_folders(cache_dir: Path) -> set[str]:
 def _is_idle(folder: Path) -> bool:
     descriptor = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if descriptor is not None:
-        os.close(descriptor)  # nobody can take it up again: the cache is locked
+        os.close(descriptor)  # no process can open it again: the cache is locked
     return descriptor is not None
 
 
 @contextlib.contextmanager
 def _while_locked(cache_dir: Path) -> Iterator[None]:
-    """So that nothing is swept away between finding a folder and holding it."""
+    """Hold a shared lock on the cache: no folder is removed between finding and holding it."""
     descriptor = _lock(cache_dir, fcntl.LOCK_SH)
     try:
         yield
@@ -224,7 +225,7 @@ def _while_locked(cache_dir: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path, how: int) -> int | None:
-    """A descriptor that keeps the folder locked until it is closed; None when that cannot be."""
+    """A descriptor that keeps the folder locked until it is closed; None when it cannot be locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

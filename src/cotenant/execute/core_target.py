@@ -1,4 +1,4 @@
-"""The cores of this machine as a place where models are opened, measured and run."""
+"""The cores of this machine as a target device: models are opened, measured and run on them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cotenant.work import CPU, Share
 
 
 class CoreTarget:
-    """Cores of this machine: the calling thread sits on the first, a runner's pool on the others."""
+    """Cores of this machine: the calling thread is pinned to the first, a runner's thread pool to the others."""
 
     device = CPU
     unit = "core"
     is_padded = False
 
     def runs_inline(self, share: Share) -> bool:
-        """See TargetDevice."""
+        """Whether the share is one core, which the calling thread runs on."""
         return share.size == 1
 
     @contextmanager
     def at(self, share: Share) -> Iterator[None]:
-        """See TargetDevice."""
+        """Inside, the calling thread is pinned to the first core of the share."""
         before = os.sched_getaffinity(0)
         pin(share.cores[:1])
         try:
@@ -35,7 +35,7 @@ class CoreTarget:
 
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
-        """See TargetDevice."""
+        """The model with its sessions prepared. Raises ModelError when a session cannot be loaded."""
         for threads, ranges in spec.sessions:
             model.prepare(ranges, threads)
 
@@ -43,16 +43,16 @@ class CoreTarget:
             tensors, threads = inputs, share.cores if share.size > 1 else 1
             for start, end in ranges:
                 tensors = model.run(start, end, tensors, threads)
-            to_numpy(tensors)  # which waits, where others than this thread run it
+            to_numpy(tensors)  # waits for results that other threads compute
 
         yield run
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
-        """See TargetDevice."""
+        """Median latency of each unit in ns, on one thread."""
         with self.at(share):
-            model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
+            model.run(0, model.unit_count, inputs)  # raises a better error than a run of single units
             return model.unit_ns(inputs)
 
     def floor_ns(self, share: Share) -> int:
-        """See TargetDevice."""
+        """0: a launch on cores waits for no device."""
         return 0

@@ -1,4 +1,4 @@
-"""What the machine offers to run models on: CPU, GPUs, engines, and ways of sharing, with the reasons why not."""
+"""Survey of the machine: CPU, GPUs, engines and ways of sharing, with the reason why one cannot be used."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SIMD = (
     *("amx_tile", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
-"""Flags of processors that engines choose their kernels by, x86-64 and Arm."""
+"""Processor flags by which engines choose kernels, for x86-64 and Arm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """`cores` may be used by this process, of `installed` ones. `caches` are bytes by level: L1d, L1i, L2, L3."""
+    """The processor: this process may use `cores`, of `installed`. `caches` are bytes by level: L1d, L1i, L2, L3."""
 
     model: str
     cores: tuple[int, ...]
@@ -46,7 +46,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU: `name` is what partitions call it, `capability` its compute capability, `sms` the number of its SMs."""
+    """One GPU. `name` is its name in partitions, `capability` its compute capability, `sms` its number of SMs."""
 
     name: str
     model: str
@@ -57,7 +57,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An engine or a way of sharing. `detail` says what it can do, or why it cannot; `mend` what would change that."""
+    """An engine or a way of sharing. `detail`: what it can do, or why it cannot be used; `hint`: what would help."""
 
     name: str
     device: str
@@ -69,7 +69,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """All of it. `driver` and `cuda` are versions, or empty; `gpu_problem` says why no GPU can be used."""
+    """All devices of the machine. `driver` and `cuda` are versions, or "". `gpu_problem`: why no GPU can be used."""
 
     cpu: Cpu
     gpus: tuple[Gpu, ...]
@@ -86,7 +86,7 @@ NO_GPU = "a machine with an NVIDIA GPU and its driver"
 def survey(
     load: Callable[[], Any] = load_driver, find_engines: Callable[[], tuple[Feature, ...]] | None = None
 ) -> Devices:
-    """Look at this machine. Nothing is started or changed; torch and onnxruntime are loaded, which takes seconds."""
+    """Survey this machine; changes nothing. Imports torch and onnxruntime, which takes seconds."""
     cpu = this_cpu()
     driver: Any = None
     gpus: tuple[Gpu, ...] = ()
@@ -105,7 +105,7 @@ def survey(
 
 
 def this_cpu() -> Cpu:
-    """The processor that this process runs on; what the system does not tell is left empty."""
+    """The processor of this machine; facts that the system does not report are empty."""
     facts = processor_facts()
     words = set((facts.get("flags") or facts.get("Features", "")).split())
     caches: dict[str, int] = {}
@@ -123,7 +123,7 @@ def this_cpu() -> Cpu:
 
 
 def engines_here() -> tuple[Feature, ...]:
-    """The engines that are installed, and whether they can use a GPU."""
+    """The installed engines, and whether they can use a GPU."""
     return (_onnxruntime(), *_torch())
 
 
@@ -139,7 +139,7 @@ def _torch() -> tuple[Feature, ...]:
     hint = "pip install 'cotenant[torch]'"
     try:
         import torch
-    except (ImportError, OSError) as error:  # a library of it that cannot be loaded is an OSError
+    except (ImportError, OSError) as error:  # a shared library that cannot be loaded is an OSError
         why = "not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
         return (Feature("torch", "cpu", False, why, hint), Feature("torch", "cuda", False, why, hint))
     version = str(torch.__version__)
@@ -178,7 +178,7 @@ def _sharing(
     torch = next((each for each in engines if each.name == "torch" and each.device == "cuda"), None)
     why = torch.detail if torch is not None else "no torch"
     if torch is not None and torch.usable:
-        found.append(Feature("streams", "cuda", True, "kernels share all SMs; urgent ones go first"))
+        found.append(Feature("streams", "cuda", True, "kernels share all SMs; urgent kernels go first"))
     else:
         found.append(Feature("streams", "cuda", False, f"torch: {why}", torch.hint if torch is not None else ""))
     return tuple(found)
@@ -211,7 +211,7 @@ def _has_device_files() -> bool:
 
 
 def _bytes(size: str) -> int:
-    """Bytes of a size like '48K'; 0 when it is none."""
+    """Bytes of a size such as '48K'; 0 for any other text."""
     number, unit = size[:-1], size[-1:]
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit] if number.isdecimal() and unit in "KMG" else 0
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a model or with the tensors it is given."""
+"""Errors of models and of the tensors that they are given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.errors import CotenantError
 
 
 class ModelError(CotenantError):
-    """A model cannot be loaded or run: names the file, the reason and how to mend it."""
+    """A model cannot be loaded or run. The message names the file and the reason, and gives a hint."""
 
     def __init__(self, path: Path, reason: str, hint: str) -> None:
         super().__init__(f"model {path}: {reason}. {hint}".removesuffix(". "))
@@ -18,12 +18,12 @@ class ModelError(CotenantError):
 
 
 class WorkerLostError(ModelError):
-    """The process that loaded a model ended before it had loaded it: that need not be for what the model is."""
+    """The process that loads a model ended before the load did; the model need not be the cause."""
 
 
 class TensorError(CotenantError, ValueError):
-    """A tensor handed to a model is missing, unknown, or of the wrong type or shape: names it and what was expected."""
+    """A tensor for a model is missing, unknown, or of the wrong type or shape. The message gives the expected one."""
 
 
 class RowsError(ValueError):
-    """Rows of a batch do not fit: it must fail, since nobody can tell whose they are."""
+    """Rows of a batch do not fit: the batch fails, since no row can be assigned to its query."""

@@ -1,4 +1,4 @@
-"""A launch from its inputs to what it leaves, on the thread of a lane: for threads of the server and of its workers."""
+"""Runs a launch from its inputs to its outputs on the thread of a lane, in the server or in a worker."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
 _MOST_EXPANDING = 64
-"""Launches that were told to expand and have not come to their stops."""
+"""Most launches that may have an expansion that their next stop has not yet applied."""
 
 
 class LaunchRunner:
     """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe.
 
-    A launch that can expand stops at each of its stops, unless cores can join the model while it runs.
+    A malleable launch pauses at each of its stops, unless cores can join the model while it runs.
     """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._expanding: dict[int, tuple[Share, OnExpanded]] = {}
-        """What launches under way are to take in at their next stop."""
+        """By launch under way: the share that it takes over at its next stop."""
         self._teams: dict[int, Team] = {}
-        """Launches under way that take cores in at once."""
+        """By launch under way: the cores of a model that takes in cores at once."""
         self._lock = threading.Lock()
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
-        """See Executor."""
+        """Give a launch under way a larger share; returns True where the cores join at once, else at the next stop."""
         with self._lock:
             team = self._teams.get(launch)
             if team is None:
                 if (
                     len(self._expanding) >= _MOST_EXPANDING
-                ):  # from a worker's server it may come when the launch has just ended
+                ):  # a message of the server may come after the launch has ended
                     del self._expanding[next(iter(self._expanding))]
                 self._expanding[launch] = share, on_expanded
                 return False
@@ -59,14 +59,15 @@ class LaunchRunner:
         on_end: OnEnd,
         began_ns: int = 0,
     ) -> None:
-        """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
+        """Run a launch of a batch, and report how it ended. `began_ns` is when it began, 0 for now.
 
-        `batch` may be the inputs alone, where nothing of it stays behind. `hand_out` takes the outputs, and may raise.
-        A launch whose model or batch is not there, or that raises, ends with the reason.
+        `batch` is the begun batch, the inputs alone for a launch of the whole model, or the reason why the launch
+        fails. `hand_out` takes the outputs and may raise. A launch fails with an exception's reason, or without
+        `model`.
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
-        pieces: tuple[PieceTime, ...] = ()
+        task_times: tuple[PieceTime, ...] = ()
         stolen_ns = 0
         try:
             if isinstance(batch, Exception):
@@ -74,11 +75,11 @@ class LaunchRunner:
             if model is None:
                 raise ModelGoneError(launch.work.tenant)
             start = launch.work.start
-            part = batch.part if isinstance(batch, BatchTensors) else None
+            task_rows = batch.task_rows if isinstance(batch, BatchTensors) else None
             tensors: Any
-            if part is not None:
+            if task_rows is not None:
                 read, made = model.dfg.segment_io(start, launch.work.end)
-                tensors = part.tensors(read if start else None)
+                tensors = task_rows.tensors(read if start else None)
                 if not start:
                     tensors = {name: for_engine(array) for name, array in tensors.items()}
             elif start == 0:
@@ -86,7 +87,7 @@ class LaunchRunner:
                 tensors = {name: for_engine(array) for name, array in inputs.items()}
             elif isinstance(batch, BatchTensors):
                 tensors = batch.kept
-            given = frozenset(tensors) if part is not None else frozenset()  # names alone: tensors may go in between
+            given = frozenset(tensors) if task_rows is not None else frozenset()  # names alone: tensors may be freed
             version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
             on_core_ns = time.thread_time_ns()
@@ -99,11 +100,11 @@ class LaunchRunner:
                     on_expanded(launch.id)
                 start = end
             ran = time.perf_counter_ns()
-            if share.size == 1 and not team:  # else threads of the engine work, too, and wait for each other
+            if share.size == 1 and not team:  # else threads of the engine also compute, and wait for each other
                 stolen_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
-            take_pieces = getattr(model, "take_pieces", None)
-            pieces = () if take_pieces is None else take_pieces()
-            if part is not None:
+            take_task_times = getattr(model, "take_task_times", None)
+            task_times = () if take_task_times is None else take_task_times()
+            if task_rows is not None:
                 own = {name: tensors[name] for name in made}
                 alike = {name: tensors[name] for name in tensors if name not in own and name not in given}
                 names = [tensor.name for tensor in model.outputs]
@@ -118,14 +119,14 @@ class LaunchRunner:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
         output_ns = time.perf_counter_ns() - ran
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, pieces, stolen_ns))
-        if launch.stops:  # only now nobody asks for more
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, task_times, stolen_ns))
+        if launch.stops:  # from here on no expansion comes
             with self._lock:
                 self._expanding.pop(launch.id, None)
                 self._teams.pop(launch.id, None)
 
     def _team(self, launch: Launch | Run, share: Share) -> Team:
-        """The cores of a launch, with those that have come already."""
+        """The cores of a launch, with those by which it was expanded before it began."""
         team = Team(share.cores)
         with self._lock:
             self._teams[launch.id] = team

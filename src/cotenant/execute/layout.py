@@ -1,4 +1,4 @@
-"""The cores, or the SMs of a GPU, that a configuration asks for, as lanes."""
+"""Lanes of a configuration: sets of cores, or of SMs of a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def usable_cores(root: Path = ROOT) -> tuple[int, ...]:
 
 
 def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
-    """The cores to use. Raises ConfigError when one is not available to this process."""
+    """Cores that the server may use. Raises ConfigError when this process may not use one of them."""
     available = tuple(sorted(os.sched_getaffinity(0)))
     missing = [core for core in section.cores if core not in available]
     if missing:
@@ -36,7 +36,7 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
 
 
 def cores_alone(section: DeviceSection, what: str, where: str = "[device]") -> tuple[int, ...]:
-    """The cores to use, for what runs nowhere else. Raises ConfigError for another device, and as `device_cores`."""
+    """The cores, for a command that needs the CPU. Raises ConfigError for another device, and as `device_cores`."""
     if section.kind != CPU:
         raise ConfigError(f"{where}: kind is {section.kind!r}, and {what} on the CPU alone: set kind = 'cpu'")
     return device_cores(section)
@@ -48,10 +48,10 @@ def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[devi
 
 
 class CoreLayout:
-    """The CPU, divided into its cores. Implements `Layout`."""
+    """A CPU divided into sets of cores. Implements `Layout`."""
 
     def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
-        """See Layout."""
+        """One lane for each core, one for all, or the configured sets of cores."""
         if section.shares:
             raise ConfigError(f"{where}: shares divides a GPU; set kind = 'cuda', or name cores in lanes")
         if section.lanes == "single":
@@ -72,7 +72,7 @@ class CoreLayout:
         return lanes
 
     def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
-        """See Layout: all cores, since lanes may be others some time."""
+        """A machine of all cores, since the lanes may change while it serves."""
         return Machine.cpu(cores)
 
 

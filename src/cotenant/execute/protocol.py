@@ -1,4 +1,4 @@
-"""What every executor offers to a driver, those of real models to a server, and how their devices are divided."""
+"""Protocols: executors for a driver, executors of real models for a server, and layouts of devices."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from cotenant.repository.formats import Arithmetic
 from cotenant.work import CPU, Machine, PieceTime, Share
 
 MOST_ANSWER_BYTES = 2 << 30
-"""Outputs of one launch, at most, where no lower limit is set."""
+"""Default limit of the outputs of one launch, in bytes."""
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
-"""What to load of a model: a number of threads, or cores, and the ranges of units to be run with them."""
+"""What to load of a model: threads (a number or cores), each with the ranges of units that they run."""
 Shapes = Mapping[str, Sequence[int]]
 """Full shape of each input."""
 Followed = tuple[tuple[int, str], ...]
-"""What a model follows by a run strategy: sizes of shares, each with the digest of what it follows there."""
+"""Plans that a model follows by a run strategy: pairs of the size of a share and the digest of the plan there."""
 Inputs = Mapping[str, Any]
 Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
-"""Runs ranges of units in turn in a share, the first on these inputs, and waits for what comes out of the last."""
+"""Runs ranges of units one after another in a share, the first on these inputs, and waits for the last outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that was opened before, named by where its copies lie: what an executor loads without a look at it.
+    """A model that was opened before, by the place of its copies: an executor can load it without opening it first.
 
-    The file was at `path`, its graph is in `folder` of a cache. `follows` is what it is to follow, by run strategy.
+    The file was at `path`; its graph is in `folder` of a cache. `follows` are its plans, by run strategy.
     """
 
     path: Path
@@ -50,11 +50,11 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What has to be ready of a model before it is served: its segments between `cuts`, in these shares.
+    """Parts of a model to load before it is served: its segments between `cuts`, in these shares.
 
-    `shapes` are the declared ones; `max_batch` rows are merged at most (1: never). `rows` are the sizes of batches that
-    are prepared, by default powers of two up to the largest. `memory_bytes` bounds the resident memory of what runs the
-    model, where that is a process of its own. Launches go first if `urgent`, where the device knows that.
+    `shapes` are the declared ones; `max_batch` is the largest batch (1: queries are not merged). `rows` are the batch
+    sizes to prepare, by default `row_buckets`. `memory_bytes` limits the resident memory of the model's worker process,
+    if it has one. Launches of `urgent` models have priority where the device supports it.
     """
 
     shares: tuple[Share, ...]
@@ -67,34 +67,34 @@ class LoadSpec:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The units of the whole model, and of its segments."""
+        """Units of the whole model, and of each segment."""
         return list(dict.fromkeys([(self.cuts[0], self.cuts[-1]), *pairwise(self.cuts)]))
 
     @property
     def sessions(self) -> Sessions:
-        """What engines need of it that keep something for each number of threads, or set of cores."""
+        """Sessions to load, for engines that keep one for each number of threads or set of cores."""
         threads = dict.fromkeys(share.cores if share.size > 1 else 1 for share in self.shares)
         return [(each, self.ranges) for each in threads]
 
 
 class Timing(Struct, frozen=True, gc=False):
-    """Where the time of a launch went: gathering inputs, running units, splitting outputs.
+    """Where the time of a launch went, in ns: gathering inputs, running units, splitting outputs.
 
-    `pieces` are those of a launch that ran by a placement. `stolen_ns` is how long, of the time that units ran, their
-    thread was off its core; 0 where that is not known: for several cores, and on other devices than the CPU.
-    `read_ns` is when the end was read from a worker, in monotonic time; 0 where there is none.
+    `task_times` are the tasks of a launch that ran by a placement. `stolen_ns` is the time during the units when their
+    thread was off its core; 0 if unknown (several cores, GPUs). `read_ns` is when the end was read from a worker, in
+    monotonic time; 0 without one.
     """
 
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    pieces: tuple[PieceTime, ...] = ()
+    task_times: tuple[PieceTime, ...] = ()
     stolen_ns: int = 0
     read_ns: int = 0
 
 
 OnEnd = Callable[[int, str | None, Timing], None]
-"""Called once per launch with its number, the reason of a failure or None, and where the time went; from any thread."""
+"""Called once for each launch, from any thread: its number, the reason of a failure or None, and its timing."""
 
 
 OnExpanded = Callable[[int], None]
@@ -102,53 +102,53 @@ OnExpanded = Callable[[int], None]
 
 
 class Executor(Protocol):
-    """Runs launches and keeps the tensors of queries and batches. Every method is thread-safe and quick."""
+    """Runs launches, and keeps the tensors of queries and batches. Every method is thread-safe and quick."""
 
     def put(self, query: int, inputs: Tensors) -> None:
         """Keep the inputs of a query until it ends."""
 
     def take(self, query: int) -> Tensors:
-        """Hand out the outputs of a query whose last unit has run, and forget the query."""
+        """Return the outputs of a query after its last unit, and forget the query."""
 
     def discard(self, query: int) -> None:
-        """Forget a query that ended without an answer."""
+        """Forget a query that ended without outputs."""
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """Run a launch; never blocks."""
 
     def enqueue(self, launch: Launch) -> None:
-        """This launch waits for others, all of which were started or enqueued before: see `core.actions.Enqueue`.
+        """Announce a launch that waits for others, all started or enqueued before. See `core.actions.Enqueue`.
 
         May be ignored; never blocks.
         """
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
-        """Let a launch under way go on in this share; never blocks. Says whether it does so already.
+        """Expand a launch under way to this share; never blocks. Returns whether it has the share already.
 
-        Else it does from its next stop on, and calls `on_expanded` there. One that has no stop left, has just ended, or
-        runs where shares cannot expand, goes on as it was.
+        Else the launch takes it over at its next stop, and `on_expanded` is called. The launch keeps its share if it
+        has no stop left, has just ended, or the executor cannot expand launches.
         """
 
     def release(self, batch: int) -> None:
         """Forget the intermediate tensors of a batch."""
 
     def close(self, until_s: float | None = None) -> None:
-        """Stop; waits for launches under way, but not beyond `until_s`, in seconds of the monotonic clock."""
+        """Stop. Waits for launches under way, at most until `until_s` of the monotonic clock (seconds)."""
 
 
 class Loaded(Protocol):
-    """A model that an executor has loaded."""
+    """A model loaded by an executor."""
 
     def close(self) -> None:
-        """Let go of it; launches under way end normally."""
+        """Unload it. Launches under way end normally."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The worker process of a tenant, for the metrics page. `restarts` counts the workers lost, by kind of loss.
+    """The worker process of a tenant, for the metrics page. `restarts` counts lost workers by the kind of loss.
 
-    `start_ns` is the time that the last one took to come up, `load_ns` that to load its model then. `cpu_s` is the
-    processor time that it has used.
+    `start_ns` is the time from the start of the process to the loaded model, `load_ns` the part that loads the model.
+    `cpu_s` is the processor time that it has used, in seconds.
     """
 
     tenant: str
@@ -161,7 +161,7 @@ class WorkerStatus:
 
 
 class TargetDevice(Protocol):
-    """A device to measure on. `device` is where models have to be opened."""
+    """A device on which models are opened and measured."""
 
     @property
     def device(self) -> str:
@@ -169,36 +169,36 @@ class TargetDevice(Protocol):
 
     @property
     def unit(self) -> str:
-        """What a share has some of, for messages."""
+        """Name of one slot of a share in messages."""
 
     @property
     def is_padded(self) -> bool:
-        """Whether a batch runs as the next larger one of those that are measured."""
+        """Whether a batch runs with the rows of the next larger measured batch."""
 
     def runs_inline(self, share: Share) -> bool:
-        """Whether what runs in this share runs on the calling thread alone, so that its processor time tells all."""
+        """Whether launches in this share run on the calling thread alone: its processor time is then theirs."""
 
     def at(self, share: Share) -> AbstractContextManager[None]:
-        """Inside, the calling thread runs what it is given in this share."""
+        """Inside, runs of the calling thread use this share."""
 
     def ready(self, model: Runner, spec: LoadSpec) -> AbstractContextManager[Run]:
-        """A model as it is served, while the context lasts. Raises ModelError when it cannot be."""
+        """The model, loaded as it is served, while the context lasts. Raises ModelError when it cannot be loaded."""
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
         """Median latency of each unit in ns, run one by one."""
 
     def floor_ns(self, share: Share) -> int:
-        """Median latency in ns of a launch that does nothing; 0 where nobody waits for a device."""
+        """Median latency in ns of a launch without work; 0 where launches do not wait for a device."""
 
 
 class Readers(Protocol):
-    """A loop that looks after descriptors."""
+    """An event loop that watches file descriptors."""
 
     def add(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call whenever there is something to read, on the loop's thread. Returns when that is so."""
+        """Call `call` on the loop's thread whenever `descriptor` can be read. Returns when the loop watches it."""
 
     def remove(self, descriptor: int) -> None:
-        """Call no more. Returns when no call is under way, but for one that removes itself."""
+        """Stop watching. Returns when no call is under way, except a call that removes its own descriptor."""
 
 
 class WorkerStarter(Protocol):
@@ -212,67 +212,67 @@ class WorkerStarter(Protocol):
 
 
 class ModelExecutor(Executor, Protocol):
-    """An executor of real models, as a server needs it. Nobody asks for its class: what it can do stands here."""
+    """An executor of real models for a server. The server knows no classes of executors, only this protocol."""
 
     on_event: Callable[[Event], None]
-    """Is told what happens to tenants beside launches: they are suspended and resumed. Set before models are added."""
+    """Receives events of tenants other than ends of launches: suspended, resumed. Set before models are added."""
 
     readers: Readers | None
-    """Where ends of launches are read, if they are read from descriptors. Set before models are loaded."""
+    """The loop that reads ends of launches, if they come over descriptors. Set before models are loaded."""
 
     starter: WorkerStarter | None
     """Starts its worker processes, where they outlive this process. Set before models are loaded."""
 
     max_answer_bytes: int
-    """Outputs of one launch, at most: one with more of them fails. Set before models are loaded."""
+    """Largest size of the outputs of one launch in bytes; a larger launch fails. Set before models are loaded."""
 
     @property
     def lanes_change(self) -> bool:
-        """Whether other lanes can be had while it serves."""
+        """Whether launches may use new lanes while it serves."""
 
     @property
     def target(self) -> TargetDevice:
-        """Where its models are opened and measured, until `close`. Raises ConfigError where there is no such device."""
+        """The device on which its models are opened and measured, until `close`. Raises ConfigError without it."""
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
-        """Load what launches of the tenant will need; waits. Takes an open model over. Raises ModelError."""
+        """Load the model for launches of the tenant; blocks. Takes ownership of an open model. Raises ModelError."""
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
-        """Load what a loaded model lacks of this, and run each once; waits. Raises ModelError."""
+        """Load what a loaded model lacks of `spec`, and run it once; blocks. Raises ModelError."""
 
     def keep(self, model: Loaded, spec: LoadSpec) -> None:
-        """Let go of what else was loaded of a model."""
+        """Unload everything of a model that is not in `spec`."""
 
     def add_model(self, tenant: str, model: Loaded) -> None:
-        """Launches of this tenant run this model from now on."""
+        """Let launches of this tenant run this model from now on."""
 
     def announce(self, tenant: str) -> None:
-        """The core knows the tenant now: what happened to it before is told again."""
+        """The core knows the tenant from now on: report its present state again."""
 
     def remove_model(self, tenant: str) -> None:
         """Forget the model of a tenant; launches under way end normally."""
 
     def cancel_loads(self) -> None:
-        """End the loads under way, and load nothing more: the server stops. Never blocks for long."""
+        """End the loads under way and refuse new ones, for the stop of the server. Never blocks for long."""
 
     def problem(self, tenant: str) -> str:
         """Why the tenant cannot be served at the moment, or ""."""
 
     def lasting_problem(self, tenant: str) -> str:
-        """Why nothing will serve the tenant before it is loaded anew or its files change, or ""."""
+        """Why the tenant cannot be served until it is loaded again or its files change, or ""."""
 
     def workers(self) -> list[WorkerStatus]:
-        """The worker processes of the tenants that are served."""
+        """Worker processes of the tenants that are served."""
 
     def launch_counts(self) -> Mapping[str, int]:
-        """Launches so far by how they ran, "captured" or "eager", where the device makes a difference."""
+        """Launches so far, "captured" and "eager"; {} where the device does not distinguish them."""
 
 
 class Layout(Protocol):
-    """How a kind of device is divided."""
+    """How a kind of device is divided into lanes."""
 
     def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
-        """The lanes that a configuration asks for; `cores` are those of a CPU. Raises ConfigError."""
+        """The lanes of a configuration; `cores` are those of a CPU. Raises ConfigError."""
 
     def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
-        """The machine whose slots these lanes, and those that may follow them, have."""
+        """The machine with the slots of these lanes, and of lanes that may replace them."""

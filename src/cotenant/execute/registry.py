@@ -1,7 +1,7 @@
-"""Executors: which one runs models, by the kind of the device and what keeps tenants apart there, and who makes it.
+"""Registry of executors: chooses one by the kind of device and the isolation of tenants.
 
-The one place that chooses. A package of a user joins by `register`, or by an entry point of the group `GROUP`; its
-`isolation` is then one that `[device]` can ask for.
+Another package adds an executor by `register`, or by an entry point of the group `GROUP`. A configuration can then name
+its `isolation` in `[device]`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from cotenant.work import CPU, Share
 
 GROUP = "cotenant.executors"
 LANE_NICE = 5
-"""Nice value of the threads that run models: front-ends share the cores with them, and go first. Chosen by hand."""
+"""Nice value of threads that run models: front ends, which share the cores, run before them. Chosen by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """Who runs models on devices of `kind`, under one of these values of `isolation`.
+    """An executor for devices of `kind` under one of these values of `isolation`.
 
-    `opener` is "MODULE:ATTRIBUTE" of what makes the executor from the section `[device]`, the partitions of its lanes
-    and their nice value, and raises ConfigError where there is no such device. `layout` is that of its `Layout`.
+    `factory` ("MODULE:ATTRIBUTE") makes the executor from the section `[device]`, the partitions of its lanes and their
+    nice value. It raises ConfigError when the device is missing. `layout` names the `Layout` of the device in the same
+    way.
     """
 
     name: str
     kind: str
     isolation: tuple[str, ...]
-    opener: str
+    factory: str
     layout: str = "cotenant.execute.layout:CORES"
 
     def runs(self, section: DeviceSection) -> bool:
-        """Whether this is what a configuration asks for."""
+        """Whether a configuration selects this executor."""
         return self.kind == section.kind and section.isolation in self.isolation
 
 
@@ -55,13 +56,13 @@ EXECUTORS: dict[str, ExecutorKind] = {
         ),
     )
 }
-"""By name; the first that fits a configuration is taken."""
+"""By name. The first one that fits a configuration is used."""
 
 
 def register(new: ExecutorKind) -> None:
-    """Let an executor be known. Raises InvalidValueError where another one has its name."""
+    """Add an executor. Raises InvalidValueError when another one has its name."""
     if EXECUTORS.setdefault(new.name, new) != new:
-        raise InvalidValueError(f"executor of {new.opener}", "name", new.name, "one that no other executor has")
+        raise InvalidValueError(f"executor of {new.factory}", "name", new.name, "one that no other executor has")
 
 
 @cache
@@ -71,7 +72,7 @@ def _join() -> None:
 
 
 def executor_kind(section: DeviceSection, where: str = "[device]") -> ExecutorKind:
-    """Who runs models as a configuration asks, of this package or another. Raises ConfigError when nobody does."""
+    """The executor of a configuration. Raises ConfigError when none fits."""
     _join()
     for each in EXECUTORS.values():
         if each.runs(section):
@@ -81,7 +82,7 @@ def executor_kind(section: DeviceSection, where: str = "[device]") -> ExecutorKi
 
 
 def layout_of(section: DeviceSection, where: str = "[device]") -> Layout:
-    """How the device of a configuration is divided. Raises ConfigError when nobody runs models there."""
+    """The layout of the device of a configuration. Raises ConfigError when no executor fits."""
     found: Layout = resolve_name(executor_kind(section, where).layout)
     return found
 
@@ -89,12 +90,11 @@ def layout_of(section: DeviceSection, where: str = "[device]") -> Layout:
 def open_executor(
     section: DeviceSection, partitions: Sequence[Share] = (), max_answer_bytes: int = MOST_ANSWER_BYTES
 ) -> ModelExecutor:
-    """Make the executor of a configuration, its device divided into `partitions`, else as the section says.
+    """Make the executor of a configuration. The device is divided into `partitions`, by default as the section says.
 
-    A launch with outputs of more than `max_answer_bytes` fails.
-
-    Raises ConfigError when nobody runs models so, or there is no such device.
+    A launch with outputs of more than `max_answer_bytes` fails. Raises ConfigError when no executor fits, or the device
+    is missing.
     """
-    made: ModelExecutor = resolve_name(executor_kind(section).opener)(section, partitions, LANE_NICE)
+    made: ModelExecutor = resolve_name(executor_kind(section).factory)(section, partitions, LANE_NICE)
     made.max_answer_bytes = max_answer_bytes
     return made

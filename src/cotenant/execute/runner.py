@@ -1,5 +1,4 @@
-"""Models of any format behind one surface: what profiling, serving and worker processes ask of a model, and arrays of
-the tensors that it gives."""
+"""The protocol of models of any format, and conversion of their tensors to arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.rewrite.rows import RowGraph
 
-Pieces = Mapping[str, Sequence[Any]]
-"""Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
+RowChunks = Mapping[str, Sequence[Any]]
+"""By tensor: arrays to be concatenated along the first dimension; a single array is the whole tensor."""
 
 
 class Runner(Protocol):
@@ -28,59 +27,60 @@ class Runner(Protocol):
     dfg: Dfg
     uncut_reason: str
     kernels: str
-    """What was compiled for it and is used, by a digest; empty where nothing was."""
+    """Digest of the compiled kernels that it uses; "" without any."""
     joins: bool
     """Whether cores may join a run under way."""
 
     @property
     def unit_count(self) -> int:
-        """Number of units; boundaries run from 0 to it."""
+        """Number of units; boundaries are 0 to this number."""
 
     @property
     def graph_path(self) -> Path:
-        """What is run, in a folder whose name says what was opened, by which version of the engine."""
+        """The file that is run. The name of its folder identifies the model's content and the engine's version."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Copies of the model's own files, its file first: nothing else is ever loaded of it."""
+        """Copies of the model's own files, its main file first. Nothing else of the model is ever loaded."""
 
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
-        """Boundaries such that segments weigh at most `max_weight`."""
+        """Boundaries such that a segment weighs at most `max_weight`."""
 
     def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
-        """The graph with its figures at the given input shapes."""
+        """The graph with its costs at the given input shapes."""
 
     def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
-        """Which units treat every row by itself, at input shapes whose open first dimensions are rows: told by how
-        operators treat the axes of their tensors, without a run."""
+        """Row independence of units, at shapes with open first dimensions as rows; by rules of operators, without a
+        run.
+        """
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
-        """Make ready to run these ranges of units."""
+        """Load sessions for these ranges of units."""
 
     def keep(self, threads: Iterable[Threads]) -> None:
-        """Let go of what was made ready for other threads than these; runs under way end normally."""
+        """Unload sessions for other threads than these; runs under way end normally."""
 
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        """Run units [start, end); the tensors are the engine's own, or numpy arrays. A team only where it `joins`.
+        """Run units [start, end). Tensors are numpy arrays or the engine's own type; a `Team` only where it `joins`.
 
-        Gives the tensors live at `end`; at the last unit the model's outputs, constant ones among them. They stay as
-        they are whatever runs later. `array_of` and `to_numpy` make arrays of them.
+        Returns the tensors live at `end`, or all outputs of the model at the last unit. Later runs do not change them.
+        `array_of` and `to_numpy` convert them.
 
-        `version` is that of the units' compiled kernels; units that have fewer of them, or none, run as they can.
+        `version` selects the units' compiled kernels; units without that version run their own.
 
-        Those that are live at `start` but not read by these units may be left out; what is returned lacks them then.
+        Tensors that are live at `start` but not read by these units may be left out; the result lacks them then.
         """
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Latency of each unit on these inputs in ns, one thread; at least 1 each.
+        """Latency of each unit on these inputs in ns, on one thread; at least 1 each.
 
-        Where the engine keeps no account of operators, what they are believed to weigh against each other will do.
+        An engine without per-operator timing returns relative weights.
         """
 
     def close(self) -> None:
-        """Let go of it; runs under way end normally."""
+        """Unload the model; runs under way end normally."""
 
     def __enter__(self) -> Self: ...
 
@@ -88,7 +88,7 @@ class Runner(Protocol):
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the results of any runner into numpy arrays."""
+    """Convert the results of any runner to numpy arrays."""
     if {type(value) for value in values.values()} == {np.ndarray}:
         return dict(values)
     if any(type(value).__module__.partition(".")[0] == "torch" for value in values.values()):
@@ -98,8 +98,8 @@ def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: array_of(value) for name, value in values.items()}
 
 
-class _Lent:
-    """Memory of a view, which lives as long as the view and the tensor that gave it."""
+class _View:
+    """Memory of a view, kept alive together with the tensor that gave the view."""
 
     __slots__ = ("__array_interface__", "owners")
 
@@ -109,17 +109,17 @@ class _Lent:
 
 
 def array_of(value: Any) -> Any:
-    """A tensor of an engine as a numpy array; whatever has no `numpy` is given back as it is.
+    """A tensor of an engine as a numpy array; a value without a `numpy` method is returned as it is.
 
-    The array holds the tensor, hence its memory. An `OrtValue` over an array needs this: `OrtValue.numpy` gives a view
-    that holds neither the `OrtValue` nor that array.
+    The array keeps the tensor alive, hence its memory. An `OrtValue` over an array needs this: `OrtValue.numpy` returns
+    a view that keeps neither the `OrtValue` nor that array alive.
     """
     if isinstance(value, np.ndarray) or not hasattr(value, "numpy"):
         return value
     array = value.numpy()
-    return array if array.flags.owndata else np.asarray(_Lent(array, value))
+    return array if array.flags.owndata else np.asarray(_View(array, value))
 
 
-def joined(pieces: Sequence[Any]) -> Any:
-    """One array of all rows; the array itself where there is one alone."""
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def joined(chunks: Sequence[Any]) -> Any:
+    """One array of all rows; a single chunk is returned as it is."""
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)

@@ -1,8 +1,8 @@
-"""Time slices of threads: one with a short slice goes first when it wakes, and is soon done.
+"""Time slices of threads: the scheduler runs a thread with a short slice first when it wakes.
 
-A server's threads run for tens of microseconds at a time, on the cores that models keep busy for milliseconds. With
-equal slices the kernel lets them wait until a model has had its own. Linux takes a thread's wish since 6.12 (its
-scheduler EEVDF then lets the shorter slice preempt); elsewhere nothing happens.
+Threads of a server run for tens of microseconds at a time, on cores that models use for milliseconds. With equal slices
+they wait until a model has used its slice. Linux honours the slice of a thread since 6.12: its scheduler EEVDF lets a
+shorter slice preempt. On other systems these functions do nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORT_NS = 100_000
-"""The shortest that the kernel grants."""
+"""Shortest slice that the kernel grants, in ns."""
 DEFAULT = 0
-"""Whatever the kernel gives to all."""
+"""The kernel's default slice."""
 _FORMAT = "=IIQiIQQQII"
 """struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation."""
 _OTHER, _BATCH = 0, 3
@@ -26,9 +26,9 @@ _GET = {"x86_64": 315, "aarch64": 275}
 
 
 def set_slice(slice_ns: int) -> bool:
-    """Wish for a slice of the calling thread, and of those that it will start; say whether the kernel took the wish.
+    """Set the slice of the calling thread and of threads that it starts; return whether the kernel accepted it.
 
-    A kernel before 6.12 takes it and does nothing.
+    A kernel before 6.12 accepts it without effect.
     """
     attributes = _attributes()
     if attributes is None:
@@ -38,14 +38,14 @@ def set_slice(slice_ns: int) -> bool:
 
 
 def current_slice(thread: int = 0) -> int | None:
-    """Slice of a thread (0: the calling one) in ns as the kernel tells it; None where it tells none."""
+    """Slice of a thread (0: the calling one) in ns; None if the kernel does not report it."""
     attributes = _attributes(thread)
     return None if attributes is None else attributes[5]
 
 
 @contextmanager
 def default_slice() -> Iterator[None]:
-    """Threads started inside, by whatever library, get the default slice."""
+    """Threads started inside, also by libraries, get the default slice."""
     before = current_slice()
     is_changed = before == SHORT_NS and set_slice(DEFAULT)
     try:
@@ -56,7 +56,7 @@ def default_slice() -> Iterator[None]:
 
 
 def _attributes(thread: int = 0) -> tuple[int, ...] | None:
-    """What the kernel holds of a thread, if it is scheduled like others."""
+    """The kernel's scheduling attributes of a thread with an ordinary policy; else None."""
     found = _call(_GET, bytes(struct.calcsize(_FORMAT)), thread)
     if found is None:
         return None

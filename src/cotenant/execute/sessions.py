@@ -1,4 +1,4 @@
-"""The sessions that a worker has to have: those of the lanes that are served now, and soon those of the next ones."""
+"""The set of sessions of a worker: those of the present lanes, and those of the next lanes while they are loaded."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
 Wanted = tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
 """Threads, or cores, and the ranges of units to be run with them."""
 Send = Callable[[Message], bool]
-"""Tells the worker something; False when it is not there. Raises CotenantError when that cannot be said."""
+"""Sends a message to the worker; returns False without a worker. Raises CotenantError when it cannot be sent."""
 
 
 class SessionSet:
-    """What the worker of a model loads when it starts, which is what it has by then.
+    """Sessions that the worker of a model loads when it starts.
 
-    One caller at a time prepares and keeps; the rest is for the thread that keeps the worker.
+    `prepare` and `keep` have one caller at a time; the other methods are for the thread that supervises the worker.
     """
 
     def __init__(self, model: Open) -> None:
         self._lock = threading.Lock()
         self._model = model
-        self._told: Wanted = ()
-        """What a worker that is opening knows of."""
+        self._sent: Wanted = ()
+        """Sessions that the starting worker was asked for."""
         self._trying: Wanted = ()
-        """What a worker loads beside what it has: forgotten if that cannot be."""
+        """Sessions that the worker loads in addition; dropped if they cannot be loaded."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._ended = threading.Event()
         self._reason = ""
 
     @property
     def model(self) -> Open:
-        """What to tell a worker that has started now."""
+        """The message for a worker that starts now."""
         return self._model
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]], send: Send) -> None:
         """Add sessions, and wait until the worker has them or is lost. Raises ModelError when they cannot be loaded.
 
-        A worker that is not there is not waited for: it is up again when it has these as well.
+        Without a worker it does not wait: the next worker loads them before it is ready.
         """
         with self._lock:
             missing = _without(sessions, self._model.sessions)
@@ -64,22 +64,22 @@ class SessionSet:
             raise ModelError(Path(self._model.path), self._reason, "It is served as before")
 
     def keep(self, sessions: Wanted, send: Send) -> None:
-        """Leave these sessions alone."""
+        """Unload all other sessions."""
         with self._lock:
             self._model = msgspec.structs.replace(self._model, sessions=sessions)
         send(Keep(tuple(threads for threads, _ in sessions)))
 
-    # --- for who keeps the worker ---------------------------------------------------------------------------------
+    # --- for the thread that supervises the worker -----------------------------------------------------------------
 
     def hold(self, keep: Callable[[], None]) -> None:
-        """Keep workers, whose model's files stay meanwhile."""
+        """Run `keep`, which supervises workers, while the model's files are locked in their cache."""
         with HeldFolder(Path(self._model.cache_dir) / self._model.graph):
             keep()
 
     def begin(self) -> Open:
-        """What to tell a worker that has started."""
+        """The message for a worker that has started."""
         with self._lock:
-            self._told, self._trying = self._model.sessions, ()
+            self._sent, self._trying = self._model.sessions, ()
             return self._model
 
     def adopt(self, theirs: Open) -> str:
@@ -93,17 +93,17 @@ class SessionSet:
             return ""
 
     def rest(self) -> Prepare | None:
-        """What was asked for since a worker was told what to load: it is not up before it has that too."""
+        """Sessions added since `begin`, which a worker must load before it is ready; None without any."""
         with self._lock:
-            missing = _without(self._model.sessions, self._told)
-            self._told += missing
+            missing = _without(self._model.sessions, self._sent)
+            self._sent += missing
             self._trying = missing
             return Prepare(missing, self._shapes) if missing else None
 
     def end(self, reason: str) -> None:
-        """What the worker was to load beside the rest is there, or, with a reason, is forgotten: whoever waits goes on.
+        """The additional sessions are loaded, or are dropped if there is a `reason`; the waiting `prepare` returns.
 
-        Without a reason a worker may also have been lost: the next one loads it with the model.
+        Without a reason the worker may also have been lost: the next one loads them with the model.
         """
         with self._lock:
             if reason:

@@ -1,9 +1,9 @@
-"""Models that were opened before: named by where their copies lie, and opened again as they were."""
+"""Reopens models that were opened before, from their copies."""
 
 from __future__ import annotations
 
 from cotenant.errors import CotenantError
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.protocol import ModelSource
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import follows_of, strategies
@@ -12,9 +12,9 @@ from cotenant.work import CPU
 
 
 def open_source(source: ModelSource) -> Runner:
-    """Open what lies in the source's folder, whatever lies at its path by now, to follow what that one followed.
+    """Open the copy in the source's folder, whatever is at its path now, with the plans that it followed.
 
-    Raises ModelError when it is gone.
+    Raises ModelError when the copy is gone.
     """
     cache_dir = source.folder.parent
     model = open_model(
@@ -35,11 +35,11 @@ def open_source(source: ModelSource) -> Runner:
 
 
 def source_of(model: Runner) -> ModelSource:
-    """Where an open model lies."""
+    """The source of an open model."""
     arithmetic = getattr(model, "arithmetic", Arithmetic())
     return ModelSource(model.path, model.graph_path.parent, model.name, CPU, arithmetic, follows_of(model))
 
 
 def opened_by(model: Runner | ModelSource) -> Runner:
-    """The open model: the model itself, or the one that is to be opened now. Raises ModelError."""
+    """The model itself if it is open, else opened from its source. Raises ModelError."""
     return open_source(model) if isinstance(model, ModelSource) else model

@@ -1,4 +1,4 @@
-"""Run strategies: ways to run the units of a model beside its engine's own, each of a package that registers it."""
+"""Run strategies: other ways to run the units of a model than its engine's, each registered by a package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A model file and how it is to be opened: the arguments of `execute.opener.open_model`."""
+    """A model file with the arguments of `execute.open_model.open_model`."""
 
     path: Path
     cache_dir: Path | None
@@ -43,8 +43,8 @@ class ModelFile:
 class VersionTrial:
     """What a strategy may measure of an opened version before it is served, and where.
 
-    `graphs` is the `cache_dir` that the model was opened in. `shares` are those of a GPU that launches may get; cores
-    are any of this machine. `inputs` makes the inputs of a declared shape with some rows.
+    `graphs` is the `cache_dir` of the model. `shares` are those of a GPU that launches may use; of a CPU, all cores may
+    be used. `inputs` makes the inputs of a declared shape with some rows.
     """
 
     found: ModelVersion
@@ -56,97 +56,96 @@ class VersionTrial:
 
 
 class WholeLaunch(Protocol):
-    """One launch of a whole model on a stream by a strategy, with the surface of a `SegmentChain`."""
+    """One launch of a whole model on a stream by a strategy; has the methods of a `SegmentChain`."""
 
     rows: int
 
     def fill(self, start: int, values: Named) -> None:
-        """Take the inputs, which lie on the host; rows that are missing become 0. Raises TensorError."""
+        """Copy the inputs from the host; missing rows become 0. Raises TensorError."""
 
     def replay(self, start: int, end: int) -> Named:
-        """Submit everything, and give the outputs, wherever they lie."""
+        """Submit all units; returns the outputs, on the device or the host."""
 
     def times(self) -> tuple[PieceTime, ...]:
-        """When each piece ran; called once the launch has ended."""
+        """When each task ran. Call it after the launch has ended."""
 
 
 class WholeRun(Protocol):
     """Runs launches of a whole model in one share of a GPU, one at a time, on the thread of its lane."""
 
     def launch(self, rows: int, captured: Any = None) -> WholeLaunch:
-        """A launch of so many rows, or of those that `capture` captured."""
+        """A launch of so many rows, or with the rows of `captured`, a result of `capture`."""
 
     def warm(self, inputs: Named, rows: int) -> WholeLaunch:
-        """Run it until later runs are as fast as they get. Raises what the model does."""
+        """Run the model until the first-run costs are paid. Raises exceptions of the model."""
 
     def capture(self, inputs: Named, rows: int) -> Prepared:
-        """Capture what can be for inputs of these shapes. Raises what `StreamLane.capture` does, and the model."""
+        """Capture graphs for inputs of these shapes, if possible. Raises as `StreamLane.capture` and the model."""
 
 
 class RunStrategy:
-    """Base of run strategies: each method does nothing unless a subclass overrides it. One object serves a process.
+    """Base of run strategies: each method does nothing unless a subclass overrides it. A process has one object.
 
     A package joins by an entry point of the group `registry.RUN_STRATEGIES` that names a subclass. Every process that
-    opens models loads it: its module imports what is large only where that is used.
+    opens models imports it, so its module imports large libraries only where they are used.
     """
 
     def open(self, file: ModelFile, inner: Callable[[], Runner]) -> Runner:
         """Open a model to run in this way. Raises ModelError.
 
-        `inner` opens it as the strategies before this one do, the first of them with the engine of its format. What it
-        gives may be wrapped, see `RunnerWrapper`; or the file is opened without it. All processes that open the same
-        `content` have to get models of the same units.
+        `inner` opens it by the strategies before this one, the first of them by the engine of its format. A strategy
+        wraps that model (`RunnerWrapper`), or opens the file itself. All processes that open the same `content` must
+        get the same units.
         """
         return inner()
 
     def measures(self, found: ModelVersion) -> str:
-        """What `choose` measures of a version, in words that follow "measuring"; "" where it is not to be called."""
+        """What `choose` measures of a version, as text after "measuring"; "" where it is not to be called."""
         return ""
 
     def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
-        """Let a model follow what is measured to gain in some shares, and name that in its `follows`.
+        """Measure in which shares the strategy gains, let the model follow it there, and note that in its `follows`.
 
-        Gives by size of share the part of the time of a plain run that it takes. A profile is of the model with what it
-        follows.
+        Returns by size of share: latency with the strategy over that of a plain run. A profile measures the model with
+        what it follows.
         """
         return {}
 
     def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
-        """Let a model, opened anew by another process, follow what `choose` chose. `graphs` is its `cache_dir`."""
+        """Let a model that another process opened again follow plans `chosen` before. `graphs`: its `cache_dir`."""
 
     def on_stream(self, model: Any, share: Share, lane: StreamLane, cores: Sequence[int]) -> WholeRun | None:
-        """What runs launches of the whole of a `StreamModel` in a share of a GPU, with `cores` of the host beside it.
+        """The runner of whole launches of a `StreamModel` in a share of a GPU, with `cores` of the host beside it.
 
-        None where that runs as ever. Called on the thread of the lane, when the model is loaded.
+        None where the model runs by its engine. Called on the thread of the lane, when the model is loaded.
         """
         return None
 
     def versions(
         self, model: Runner, shapes: Shapes, unit_ns: Sequence[int], whole_ns: Mapping[int, int]
     ) -> VersionTable | UnsetType:
-        """What the units of a model cost in the versions that launches may ask for, for its profile.
+        """Costs of the units in the versions that launches may select, for the profile of the model.
 
-        `unit_ns` are times of the units on one core, `whole_ns` those of the whole by numbers of cores, at `shapes`.
+        `unit_ns` are times of the units on one core, `whole_ns` of the whole by numbers of cores, at `shapes`.
         """
         return UNSET
 
 
 @cache
 def strategies() -> Mapping[str, RunStrategy]:
-    """All run strategies by name, in the order in which models are opened by them."""
+    """All run strategies by name, in the order in which they open a model."""
     return {name: kind() for name, kind in registry.load_all(registry.RUN_STRATEGIES).items()}
 
 
 def follows_of(model: Runner) -> dict[str, Followed]:
-    """What a model follows, by strategy; those that follow nothing are left out."""
+    """Plans that a model follows, by strategy; strategies without one are left out."""
     return dict(getattr(model, "follows", {}))
 
 
 class RunnerWrapper:
-    """A runner that passes everything on to another one, `inner`; a subclass changes some of it.
+    """A runner that delegates to another one, `inner`; a subclass overrides some methods.
 
-    What else the inner one has, as its engine's class does, is found here too. What engines of other packages may lack
-    is here only where the inner one has it.
+    Attributes that are not here are those of `inner`, also ones that only its class has.
     """
 
     joins: bool
@@ -174,11 +173,11 @@ class RunnerWrapper:
         return self.inner.dfg_at(shapes)
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
-        """Make the inner model ready to run these ranges of units."""
+        """Load sessions of the inner model for these ranges of units."""
         self.inner.prepare(ranges, threads)
 
     def keep(self, threads: Iterable[Threads]) -> None:
-        """Let the inner model go of what was made ready for other threads than these."""
+        """Unload sessions of the inner model for other threads than these."""
         self.inner.keep(threads)
 
     def run(
@@ -193,7 +192,7 @@ class RunnerWrapper:
         return self.inner.unit_ns(inputs)
 
     def close(self) -> None:
-        """Let go of the inner model."""
+        """Unload the inner model."""
         self.inner.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The first run of a session, which is slower than the others: done before queries come."""
+"""Warm-up of sessions: their first run is slower than later ones, and happens before queries come."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cotenant.graph.datatypes import numpy_type
 
 
 def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, shapes: Shapes) -> None:
-    """Run the model whole, and once through its segments where `ranges` has some, on zeros of these shapes.
+    """Run the whole model, and once through its segments if `ranges` has some, on zeros of these shapes.
 
-    A model that refuses such inputs stays cold: that is no reason not to serve it.
+    A model that refuses such inputs is served without warm-up.
     """
     units = model.unit_count
     chain = sorted(each for each in ranges if each != (0, units))
@@ -34,6 +34,6 @@ def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, 
 
 
 def zeros(dtype: str, dims: Sequence[int]) -> Any:
-    """An array of zeros, or of empty texts, of a type as models name it."""
+    """An array of zeros, or of empty texts, of a model's element type."""
     kind = numpy_type(dtype) or np.dtype(np.float32)
     return np.full(tuple(dims), "", np.object_) if kind.kind == "U" else np.zeros(tuple(dims), kind)

@@ -1,1 +1,1 @@
-"""The operator graph of a model: data-flow graph, units, cuts, and loading them from files."""
+"""The operator graph of a model: data-flow graph, units, cuts, and readers of model files."""

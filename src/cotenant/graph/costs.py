@@ -1,4 +1,4 @@
-"""Multiply-accumulates of an operator from its shapes and attributes. Pure functions, no onnx."""
+"""Multiply-accumulates (MACs) of an operator from its shapes and attributes. Pure functions, no onnx."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from math import prod
 
 Shape = tuple[int, ...] | None
-"""Sizes of a tensor's dimensions, or None when one of them is unknown."""
+"""Sizes of a tensor's dimensions; None when one of them is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostedNode:
-    """What the rules look at: operator type, integer, string and float attributes, shapes by position.
+    """The inputs of the rules: operator type, attributes (integers, strings, floats), and shapes by position.
 
-    An omitted optional input has shape None.
+    An omitted optional input has the shape None.
     """
 
     op_type: str
@@ -44,7 +44,7 @@ def _known(shapes: Sequence[Shape], position: int) -> tuple[int, ...]:
 
 
 def count_macs(node: CostedNode) -> int | None:
-    """Multiply-accumulates of one run of `node`; None when a shape that the count needs is unknown.
+    """MACs of one run of `node`; None when a required shape is unknown.
 
     Operators without products (elementwise, pooling, data movement) count 0: their cost is their bytes.
     """
@@ -96,14 +96,14 @@ def _recurrent_onnx(node: CostedNode) -> int:
 
 
 def _packed_attention(node: CostedNode) -> int:
-    """com.microsoft Attention: input (B, S, D), weight (D, width of q, k and v together)."""
+    """com.microsoft Attention: input (B, S, D), weight (D, total width of q, k and v)."""
     batch, length, _ = node.input(0)
     projection = prod(node.input(0)) * node.input(1)[-1]
     return projection + 2 * batch * length * length * node.output()[-1]
 
 
 def _attention(node: CostedNode) -> int:
-    """Scores and weighted sum for query (B, S, D) or (B, H, S, d) against T keys."""
+    """Scores and weighted sum for query (B, S, D) or (B, H, S, d) and T keys."""
     query, key = node.input(0), node.input(1)
     return 2 * prod(query) * key[-2]
 
@@ -153,5 +153,5 @@ _RULES: dict[str, Callable[[CostedNode], int]] = {
 
 
 def rule_name(op_type: str, domain: str) -> str:
-    """Name under which `count_macs` knows an operator: two domains have an operator called Attention."""
+    """Name of an operator in `count_macs`: two domains have an operator Attention."""
     return "PackedAttention" if (op_type, domain) == ("Attention", "com.microsoft") else op_type

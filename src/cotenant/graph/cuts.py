@@ -1,4 +1,4 @@
-"""Choosing where to leave a model: cuts that keep every segment small and hand over little."""
+"""Chooses cut points of a model: small segments with few live bytes at the cuts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cotenant.graph.dfg import Dfg
 def suggest_cuts(dfg: Dfg, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
     """Cut points, from 0 to `len(dfg.units)`, so that each segment weighs at most `max_weight`.
 
-    `weights` gives each unit's weight (its time, its MACs...). A unit heavier than `max_weight` becomes a segment of
-    its own. Among all choices it takes the fewest cuts at boundaries that are not cheap, then the fewest cuts, then
-    the fewest live bytes: exact, by dynamic programming over a sliding window, in linear time.
+    `weights` has the weight of each unit (its time, its MACs...). A unit heavier than `max_weight` is a segment of its
+    own. The result minimises the cuts that are not cheap, then the number of cuts, then the live bytes. It is exact, by
+    dynamic programming over a sliding window in linear time: `best[e] = price(e) + min(best[s])` over all `s < e` with
+    units [s, e) of at most `max_weight`.
 
     Raises InvalidValueError when the weights do not match the units, or `max_weight` is not positive.
     """
@@ -32,7 +33,7 @@ def suggest_cuts(dfg: Dfg, weights: Sequence[float], max_weight: float) -> tuple
         place = dfg.boundaries[boundary]
         return per_cut + place.live_bytes + (0 if place.is_cheap else per_dear_cut)
 
-    best = [0] * (count + 1)  # cheapest way to have a cut at each boundary, that cut paid for
+    best = [0] * (count + 1)  # least price of cuts up to each boundary, its own included
     came = [0] * (count + 1)
     window: deque[int] = deque([0])  # candidates for the previous cut, cheapest first
     first, inside = 0, 0.0

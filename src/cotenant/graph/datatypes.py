@@ -1,4 +1,4 @@
-"""Datatypes of tensors, in onnxruntime's words, as numpy has them."""
+"""Datatypes of tensors: onnxruntime's names and the numpy types."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "tensor(bool)": np.dtype(np.bool_),
     **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
 }
-"""Those of which onnxruntime takes and gives arrays."""
+"""Types of which onnxruntime accepts and returns numpy arrays."""
 
 
 def numpy_type(dtype: str) -> np.dtype[Any] | None:
     """The numpy type of `dtype`, for example `tensor(float)`; None when there is none.
 
-    Text is in objects for onnxruntime, and BF16 goes in and out of torch alone.
+    onnxruntime takes text as arrays of objects. Only torch takes BF16.
     """
     if dtype == "tensor(bfloat16)":
-        import ml_dtypes  # whose type it is; measuring a device goes without
+        import ml_dtypes  # defines the type; measuring a device does not need it
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16

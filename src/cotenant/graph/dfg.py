@@ -1,6 +1,6 @@
-"""The data-flow graph (DFG) of a model as plain data: tensors, operators, units and the boundaries between units.
+"""The data-flow graph (DFG) of a model as plain data: tensors, operators, units, and boundaries between units.
 
-Pure standard library, so that the core, the policies and the planner may import it. `graph.onnx` builds it from a file.
+Standard library only, so that the core, the policies and the planner may import it. `graph.onnx` reads it from a file.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Dim = int | str | None
-"""One dimension: its size, the name of a dynamic one, or None when it is dynamic and has no name."""
+"""One dimension: its size, the name of a dynamic dimension, or None for a dynamic dimension without a name."""
 
 CHEAP_CUT_REACH = 3
-"""A cheap cut has the fewest live tensors among the boundaries this many units before and after it (a residual block
-or an attention head group spans at least three units, a plain chain ties everywhere and is cheap everywhere)."""
+"""Reach in units: a cheap cut has the fewest live tensors of all boundaries within it.
+
+A residual block or an attention head group spans at least three units; in a plain chain all boundaries are cheap.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,10 @@ class Tensor:
 class Operator:
     """One node of the graph.
 
-    `inputs` and `outputs` are tensor names without constants' and omitted optional ones; values that a control-flow
-    operator (If, Loop, Scan) captures from around it count as its inputs. `constants` are the names of its weights.
-    `macs` are multiply-accumulates of one run at the shapes the graph was costed with; bytes likewise.
-    `is_costed` is False when shapes were missing or the operator holds a sub-graph, so that some figures are 0.
+    `inputs` and `outputs` are tensor names without constants and omitted optional ones. Values that a control-flow
+    operator (If, Loop, Scan) captures from its scope count as inputs. `constants` are the names of its weights. `macs`
+    and bytes are those of one run at the costed shapes. `is_costed` is False when shapes were missing or the operator
+    has a sub-graph, so that some costs are 0.
     """
 
     index: int
@@ -56,10 +58,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The smallest schedulable piece: a contiguous run of operators, one or a fused chain.
+    """The smallest schedulable part of a model: a contiguous run of operators, one operator or a fused chain.
 
-    `inputs` and `outputs` cross the unit's edge; `read_bytes` and `write_bytes` count those only, because what stays
-    inside a chain is expected to stay in cache.
+    `inputs` and `outputs` cross the unit's boundaries. `read_bytes` and `write_bytes` count only these: tensors inside
+    a chain are expected to stay in the cache.
     """
 
     index: int
@@ -74,10 +76,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The place before unit `index` (and, for the last one, the end of the graph).
+    """The position before unit `index`; the last one is the end of the graph.
 
-    `live` are the tensors that must exist there: graph inputs and results of earlier units that later units or the
-    graph's outputs need, in the order in which they came to be.
+    `live` are the tensors that must exist there, in the order of their creation. They are graph inputs and results of
+    earlier units that later units or the graph's outputs need.
     """
 
     index: int
@@ -88,10 +90,10 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Dfg:
-    """A model's operators in execution order, and the units they form.
+    """A model's operators in execution order, and its units.
 
     Every boundary 0..len(units) is a valid cut. `assumed` names the dynamic dimensions that were taken as 1 to count
-    MACs and bytes. `tensors` covers graph inputs and every operator's outputs.
+    MACs and bytes. `tensors` has graph inputs and every operator's outputs.
     """
 
     model: str
@@ -115,12 +117,12 @@ class Dfg:
 
     @property
     def cheap_cuts(self) -> tuple[int, ...]:
-        """Boundaries inside the graph at which few tensors are live; see `CHEAP_CUT_REACH`."""
+        """Boundaries inside the graph with few live tensors; see `CHEAP_CUT_REACH`."""
         return tuple(b.index for b in self.boundaries[1:-1] if b.is_cheap)
 
     @property
     def unit_names(self) -> tuple[str, ...]:
-        """A name for each unit: its number and its operator of most MACs, the last of equal ones ("12:Conv_34")."""
+        """A name for each unit: its number, and its operator with most MACs (the last of equals): "12:Conv_34"."""
         names = []
         for unit in self.units:
             members = [self.operators[index] for index in reversed(unit.operators)]
@@ -133,7 +135,7 @@ class Dfg:
         return self.boundaries[boundary].live
 
     def crossing(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Edges between units: by the name of a tensor the unit that makes it and the others that read it."""
+        """Edges between units: by tensor, the unit that makes it and the other units that read it."""
         producer = {name: unit.index for unit in self.units for name in unit.outputs}
         readers: dict[str, list[int]] = {}
         for unit in self.units:
@@ -143,7 +145,7 @@ class Dfg:
         return {name: (producer[name], tuple(each)) for name, each in readers.items()}
 
     def segment_io(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Tensors that units [start, end) read from outside, and those they make that are live at `end`."""
+        """Tensors that units [start, end) read from outside, and tensors that they make and that are live at `end`."""
         made = {name for unit in self.units[start:end] for name in unit.outputs}
         used = {name for unit in self.units[start:end] for name in unit.inputs}
         inputs = tuple(name for name in self.boundaries[start].live if name in used)
@@ -159,10 +161,10 @@ def build_dfg(
     tensors: Mapping[str, Tensor],
     assumed: Sequence[str] = (),
 ) -> Dfg:
-    """Put operators and their grouping together.
+    """Build the DFG from operators and their grouping into units.
 
-    `groups` lists the positions in `operators` of each unit's members in execution order; they are renumbered so that
-    units are contiguous. A graph without operators gets one empty unit, so that there is always something to run.
+    `groups` lists, by unit, the positions of its operators in execution order; they are renumbered so that units are
+    contiguous. A graph without operators gets one empty unit, so that a model always has a unit to run.
     """
     order = [position for group in groups for position in group]
     renumbered = {position: index for index, position in enumerate(order)}
@@ -248,6 +250,6 @@ def _boundaries(
 
 
 def _around(counts: Sequence[int], position: int) -> Sequence[int]:
-    """Counts near `position`, without the graph's two ends: what the caller hands in and takes out is no cut."""
+    """Counts near `position`, without the two ends of the graph, which are not cuts."""
     first = max(1, position - CHEAP_CUT_REACH)
     return counts[first : min(len(counts) - 1, position + CHEAP_CUT_REACH + 1)]

@@ -1,11 +1,11 @@
-"""What can be wrong with a graph."""
+"""Errors of graphs."""
 
 from cotenant.errors import CotenantError
 
 
 class GraphError(CotenantError):
-    """A model file cannot be read as a graph, or does not fit what was asked of it."""
+    """A model file cannot be read as a graph, or does not fit the request."""
 
 
 class MixedRowsError(GraphError):
-    """Units cannot run in chunks of the rows: says which operator or tensor stands against it."""
+    """Units cannot run in chunks of rows. The message names the operator or tensor that prevents it."""

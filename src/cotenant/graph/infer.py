@@ -1,8 +1,8 @@
-"""Shapes of every tensor in a graph, as far as they can be known, without running it.
+"""Infers the shapes of the tensors of a graph without running it.
 
-Node by node in topological order: onnx's own inference for standard operators, rules below for onnxruntime's contrib
-operators, and evaluation of the small integer computations that shapes are made of (Shape, Gather, Concat...). A node
-that nothing is known about leaves its outputs unknown and inference goes on behind it.
+Node by node in topological order, by onnx's inference for standard operators and by rules below for onnxruntime's
+contrib operators. Small integer computations that shapes are made of (Shape, Gather, Concat...) are evaluated. A node
+without a rule leaves its outputs unknown, and inference continues after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDED = _names(
     "Expand Identity Constant Min Max Floor Ceil Neg ReduceProd"
 )
 _MAX_FOLDED = 1024
-"""Elements up to which an integer tensor is evaluated: shape computations are far smaller, masks far larger."""
+"""Largest integer tensor that is evaluated, in elements: shape computations are far smaller, masks far larger."""
 
 _CONTRIB_AS_STANDARD = {"FusedConv": "Conv", "FusedGemm": "Gemm", "FusedMatMul": "MatMul", "TransposeMatMul": "MatMul"}
 _FIRST_INPUT_SHAPE = _names(
@@ -46,10 +46,10 @@ def infer_types(
     known: Mapping[str, TypeProto],
     found: Values | None = None,
 ) -> Types:
-    """Types, with shapes where known, of the tensors of `model`, whose `nodes` are given in topological order.
+    """Types of the tensors of `model`, with shapes where known. `nodes` are its nodes in topological order.
 
-    `known` overrides what the file says. `found` gets the numbers in small tensors, where they can be computed.
-    Unknown tensors are absent or have no shape.
+    `known` overrides the types in the file. `found` gets the values of small tensors that can be computed. Unknown
+    tensors are absent or have no shape.
     """
     graph, opsets, ir_version = model.graph, model.opset_import, model.ir_version
     types: Types = {init.name: tensor_type(init.data_type, tuple(init.dims)) for init in graph.initializer}
@@ -75,12 +75,12 @@ def infer_types(
 
 
 def tensor_type(elem_type: int, shape: Sequence[Dim] | None) -> TypeProto:
-    """Build a tensor type; a shape of None leaves the rank open."""
+    """Build a tensor type; with the shape None the rank is open."""
     return helper.make_tensor_type_proto(elem_type, shape)
 
 
 def dims_of(kind: TypeProto | None) -> tuple[Dim, ...] | None:
-    """Shape in a type: sizes, names of dynamic dimensions, None for nameless ones; None when the rank is unknown."""
+    """The shape in a type: sizes, names of dynamic dimensions, None without a name; None for an unknown rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -89,7 +89,7 @@ def dims_of(kind: TypeProto | None) -> tuple[Dim, ...] | None:
 
 
 def is_static(kind: TypeProto | None) -> bool:
-    """Whether every dimension's size is known."""
+    """Whether the size of every dimension is known."""
     dims = dims_of(kind)
     return dims is not None and all(isinstance(dim, int) for dim in dims)
 
@@ -122,7 +122,7 @@ def _infer_node(
 
 
 def _operands(node: onnx.NodeProto, types: Types) -> Types:
-    """Types of a matrix product's operands as they enter it, transposed where its attributes say so."""
+    """Types of a matrix product's operands, transposed as its attributes say."""
     transposed = {a.name for a in node.attribute if a.name in ("transA", "transB") and a.i}
     operands: Types = {}
     for twin, flag, name in zip(("left", "right"), ("transA", "transB"), node.input, strict=False):
@@ -154,7 +154,7 @@ def _infer_standard(
                 ir_version=ir_version,
             )
         )
-    except Exception:  # an unknown operator, a failed inference: the outputs stay unknown, which is allowed
+    except Exception:  # an unknown operator or a failed inference: the outputs stay unknown
         return {}
 
 
@@ -164,7 +164,7 @@ def _fold(
     values: dict[str, onnx.TensorProto],
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> None:
-    """Evaluate a small computation on known values (what shapes are computed with) and remember its result."""
+    """Evaluate a small computation on known values (parts of shape computations), and keep its result."""
     if node.op_type not in _FOLDED or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
         return
     name = node.output[0]
@@ -199,6 +199,6 @@ def _evaluate(
     try:
         evaluate: Callable[..., Any] = ReferenceEvaluator(node, opsets={o.domain: o.version for o in opsets}).run
         result = evaluate(None, {name: numpy_helper.to_array(values[name]) for name in inputs})[0]
-    except Exception:  # outside what the reference covers: the value stays unknown, which is allowed
+    except Exception:  # not covered by the reference: the value stays unknown
         return None
     return np.asarray(result)

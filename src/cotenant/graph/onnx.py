@@ -1,4 +1,4 @@
-"""Reading an ONNX file into a `Dfg`."""
+"""Reads an ONNX file into a `Dfg`."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ _ORT_NAMES: dict[int, str] = {
 }
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2}
 _MOST_BYTES = (1 << 31) - 1
-"""Of an ONNX file, as of any protobuf message."""
+"""Largest ONNX file: the limit of protobuf messages."""
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
 def load_dfg(path: Path, *, name: str = "", shapes: Mapping[str, Sequence[int]] | None = None) -> Dfg:
     """Read the ONNX file at `path` into operators, units and cuts, with MACs and bytes.
 
-    `shapes` binds inputs to shapes for costing; dynamic dimensions left open are taken as 1 and listed in
-    `Dfg.assumed`. The operators are those of the file: onnxruntime fuses further, which
-    `execute.onnx.segments` respects.
+    `shapes` binds inputs to shapes for costing; open dynamic dimensions are taken as 1 and listed in `Dfg.assumed`. The
+    operators are those of the file; `execute.onnx.segments` uses the operators that onnxruntime fuses further.
 
     Raises GraphError when the file is no readable ONNX model or `shapes` does not fit its inputs.
     """
@@ -80,9 +79,9 @@ def dfg_of(
 ) -> Dfg:
     """Build the `Dfg` of a loaded model.
 
-    `known` gives types found elsewhere (by onnxruntime); `sealed` are tensors that must not cross a unit boundary;
-    a graph that is not cuttable becomes one unit.
-    Raises GraphError when `shapes` does not fit or the graph has a cycle.
+    `known` are types found elsewhere (by onnxruntime); `sealed` are tensors that must not cross a unit boundary.
+    Without `is_cuttable` the graph becomes one unit. Raises GraphError when `shapes` does not fit or the graph has a
+    cycle.
     """
     graph = model.graph
     constants = {init.name for init in graph.initializer} | {init.values.name for init in graph.sparse_initializer}
@@ -112,10 +111,10 @@ def dfg_of(
 def bind_inputs(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[Types, tuple[str, ...]]:
-    """Give every input a fixed shape: from `shapes`, or as declared with open dimensions taken as 1.
+    """Bind every input to a fixed shape: from `shapes`, or as declared with open dimensions taken as 1.
 
-    Returns the types and the names of the assumed dimensions. A dimension's name that `shapes` fixes on one input is
-    fixed on all. Raises GraphError when a name, rank or fixed size does not fit.
+    Returns the types and the names of the assumed dimensions. A dimension's name has the same size in all inputs.
+    Raises GraphError when a name, rank or fixed size does not fit.
     """
     unknown = sorted(set(shapes) - {info.name for info in inputs})
     if unknown:
@@ -165,7 +164,7 @@ def type_string(kind: TypeProto | None) -> str:
 
 
 def parse_type(text: str, shape: Sequence[Dim] | None = None) -> TypeProto | None:
-    """Opposite of `type_string`; None when `text` names no type that can be handed from segment to segment."""
+    """Inverse of `type_string`; None for a type that cannot be passed between segments."""
     elements = {name: number for number, name in _ORT_NAMES.items()}
     outer, _, rest = text.partition("(")
     inner = rest.removesuffix(")")
@@ -180,7 +179,7 @@ def parse_type(text: str, shape: Sequence[Dim] | None = None) -> TypeProto | Non
 
 
 def captured(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that the sub-graphs of `node` take from the scope around it, in order of use."""
+    """Names that the sub-graphs of `node` capture from their scope, in order of use."""
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPH_ATTRIBUTES else ():
             own = {i.name for i in graph.initializer} | {i.name for i in graph.input}
@@ -195,12 +194,12 @@ _GRAPH_ATTRIBUTES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def node_inputs(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Everything `node` reads, captured values included, without repeats."""
+    """All names that `node` reads, including captured values, without repeats."""
     return tuple(dict.fromkeys(name for name in (*node.input, *captured(node)) if name))
 
 
 def _topological(nodes: Sequence[onnx.NodeProto], known: set[str], model: str) -> list[onnx.NodeProto]:
-    """`nodes` in an order in which producers come first, staying close to the file's (which is sorted by rule)."""
+    """`nodes` in topological order, close to the file's order (which is sorted by specification)."""
     have = set(known)
     made = {name for node in nodes for name in node.output}
     ordered: list[onnx.NodeProto] = []
@@ -271,6 +270,6 @@ def _tensor(name: str, kind: TypeProto | None) -> Tensor:
 
 
 def _declared(name: str, kind: TypeProto, types: Types) -> Tensor:
-    """A graph input or output: the file's shape, the dynamic dimensions open; bytes at the costed shape."""
+    """A graph input or output with its declared shape, dynamic dimensions open; bytes at the costed shape."""
     costed = types.get(name)
     return Tensor(name, type_string(kind) or type_string(costed), dims_of(kind), _bytes(costed))

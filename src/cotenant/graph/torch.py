@@ -1,7 +1,7 @@
-"""Reading an exported program of torch into a `Dfg`: the same units, boundaries and costs as an ONNX file gives.
+"""Reads an exported torch program into a `Dfg`, with the same units, boundaries and costs as from an ONNX file.
 
-Sizes of tensors are no tensors here: a number computed from them belongs to no unit and crosses no cut. Whoever runs a
-segment computes it again from the tensors at hand; where that cannot be done, there is no boundary.
+Sizes of tensors are not tensors: a number computed from sizes belongs to no unit and crosses no cut. A segment computes
+it again from the tensors that it reads. There is no boundary where that is impossible.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ TYPES: dict[torch.dtype, str] = {
     **{getattr(torch, text): f"tensor({text})" for text in ("int8", "int16", "int32", "int64")},
     **{getattr(torch, text): f"tensor({text})" for text in ("uint8", "uint16", "uint32", "uint64")},
 }
-"""onnxruntime's name of an element type."""
+"""onnxruntime's name of each element type."""
 
 
 @dataclass(slots=True)
 class TorchGraph:
-    """A lowered graph and what its tensors are called.
+    """A lowered graph with the names of its tensors.
 
-    `nodes` are the operators in the order of the program; `made` gives, by operator, its tensors' nodes. Numbers
-    computed from sizes are in neither; those that depend on values are operators whose result never crosses a cut.
+    `nodes` are the operators in program order; `made` has the tensor nodes of each operator. Numbers computed from
+    sizes are in neither. Numbers that depend on values are operators with results that never cross a cut.
     """
 
     lowered: Lowered
@@ -63,9 +63,9 @@ def dfg_of_program(
 ) -> Dfg:
     """Read an exported program into operators, units and cuts, with MACs and bytes.
 
-    `shapes` binds inputs to shapes for costing; dynamic dimensions left open are taken as 1, or the smallest that the
-    program allows, and listed in `Dfg.assumed`. Raises GraphError when the program keeps state, takes or gives values
-    that are no tensors, or `shapes` does not fit its inputs.
+    `shapes` binds inputs to shapes for costing. Open dynamic dimensions are taken as 1, or as the smallest allowed
+    size, and listed in `Dfg.assumed`. Raises GraphError when the program keeps state, has inputs or outputs that are
+    not tensors, or `shapes` does not fit its inputs.
     """
     lowered = lower(program)
     entry = program.module_call_graph[0].signature
@@ -80,7 +80,7 @@ def dfg_of_program(
 def named_graph(lowered: Lowered, inputs: Sequence[str], outputs: Sequence[str]) -> TorchGraph:
     """Find the operators of a lowered graph and name its tensors: inputs and outputs as given, others by their node.
 
-    Raises GraphError where an output is named as an input.
+    Raises GraphError when an output has the name of an input.
     """
     graph = TorchGraph(lowered, tuple(inputs), tuple(outputs))
     if both := sorted(set(inputs) & set(outputs)):
@@ -146,12 +146,12 @@ def dfg_of_graph(graph: TorchGraph, name: str, shapes: Mapping[str, Sequence[int
 
 
 def size_sources(dfg: Dfg, graph: TorchGraph, boundary: int) -> tuple[str, ...]:
-    """Tensors at hand where units from `boundary` on begin: from them sizes can be computed again."""
+    """Tensors that exist at a boundary, from which sizes can be computed again."""
     return graph.inputs if boundary == 0 else dfg.live(boundary)
 
 
 def _closed_boundaries(graph: TorchGraph, dfg: Dfg) -> list[int]:
-    """Boundaries behind which a size is needed that cannot be computed from the tensors there."""
+    """Boundaries after which a size is needed that cannot be computed from the tensors there."""
     by_operator = {node.name: node for node in graph.nodes}
     home = {text: unit.index for unit in dfg.units for at in unit.operators for text in dfg.operators[at].outputs}
     wanted = [
@@ -174,7 +174,7 @@ def _closed_boundaries(graph: TorchGraph, dfg: Dfg) -> list[int]:
 
 @dataclass(slots=True)
 class _SizeFinder:
-    """Whether sizes can be computed from some tensors: from a dimension that equals them, or as the program does."""
+    """Whether sizes can be computed from some tensors: from a dimension that equals them, or as in the program."""
 
     graph: TorchGraph
     tensors: frozenset[str]
@@ -202,7 +202,7 @@ def _expressions(node: fx.Node) -> list[Any]:
 
 
 def _own_outputs(lowered: Lowered) -> None:
-    """Give every output a node of its own: not an input, a weight, or an output twice."""
+    """Give every output a node of its own: copy outputs that are an input, a weight, or repeated."""
     graph = lowered.graph
     end = next(iter(reversed(graph.nodes)))
     seen: set[fx.Node] = set()
@@ -224,12 +224,12 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def is_size(graph: TorchGraph, node: fx.Node) -> bool:
-    """Whether a node is a number that is computed from sizes, which belongs to no unit."""
+    """Whether a node is a number computed from sizes, which belongs to no unit."""
     return _is_number(node) and node not in graph.names
 
 
 def _depends_on_values(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
-    """Whether a number is read out of a tensor, itself or what it is computed from."""
+    """Whether a number, or a number that it is computed from, is read from a tensor."""
     if node not in known:
         known[node] = any(
             _depends_on_values(source, known) if _is_number(source) else not aten_name(node).startswith("sym_")
@@ -239,7 +239,7 @@ def _depends_on_values(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
 
 
 def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What an operator makes: itself, or the members of its result that are taken out, and the list if it is used."""
+    """Nodes of an operator's results: itself, or the members of its list that are used, and the list if it is used."""
     if not isinstance(node.meta.get("val"), list | tuple):
         return (node,)
     taken = [user for user in node.users if user.target is operator.getitem]
@@ -300,6 +300,6 @@ def _declared(name: str, node: fx.Node, sizes: Sizes) -> Tensor:
     """An input or output with its dynamic dimensions open; bytes at the costed shape."""
     value = node.meta["val"]
     if value.dtype not in TYPES:
-        raise GraphError(f"its tensor {name!r} is of the type {value.dtype}, which is not taken")
+        raise GraphError(f"its tensor {name!r} has the unsupported type {value.dtype}")
     dims = tuple(dim if isinstance(dim, int) else str(expression_of(dim)) for dim in value.shape)
     return Tensor(name, TYPES[value.dtype], dims, _bytes(node, sizes))

@@ -1,7 +1,7 @@
-"""An exported program made ready for cutting: no operator writes into its inputs, nothing is left that does nothing.
+"""Lowers an exported program for cutting: removes in-place operators and operators without effect.
 
-torch.export keeps `relu_` and `x += y` as they were written. Cut anywhere and kept for later, tensors must not change
-under those who read them, so each such operator becomes the one that makes a new tensor, where nobody can tell.
+torch.export keeps `relu_` and `x += y`. Tensors at a cut are kept for later, so a later operator must not change them.
+Each in-place operator is replaced by the one that makes a new tensor, where the results are the same.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _SAME = frozenset(["alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"])
 _DROPOUT = frozenset(["dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_"])
 _NORMS = {"batch_norm": 5, "instance_norm": 5, "cudnn_batch_norm": 5}
-"""Operators that change their statistics in training, and which argument says so."""
+"""Operators that change their statistics in training, and the index of the argument that sets training mode."""
 _MAY_SHARE = frozenset(["type_as", "meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "cond"])
-"""Operators whose results may be views of their inputs although their schema does not say so."""
+"""Operators with results that may be views of their inputs although their schema does not say so."""
 _OPERATORS = (torch._ops.OpOverload, torch._ops.HigherOrderOperator, BuiltinFunctionType, FunctionType)
 _CHECKS = frozenset(
     (
@@ -36,10 +36,10 @@ _CHECKS = frozenset(
 
 @dataclass(slots=True)
 class Lowered:
-    """A functional graph with its placeholders sorted out.
+    """A functional graph with its inputs and weights.
 
-    `weights` gives the full name of each weight's placeholder, `ranges` the sizes that the program takes. `trouble`
-    says why the graph cannot be cut, or is "".
+    `weights` has the full name of each weight's placeholder, `ranges` the allowed sizes of symbols. `trouble` says why
+    the graph cannot be cut, or is "".
     """
 
     graph: fx.Graph
@@ -51,11 +51,11 @@ class Lowered:
 
 
 def lower(program: torch.export.ExportedProgram) -> Lowered:
-    """Copy the graph of `program` and make it functional. Raises GraphError when it keeps state or is in training."""
+    """Copy the graph of `program` and make it functional. Raises GraphError if it keeps state or is in training."""
     lowered = _copy(program)
     _drop_what_does_nothing(lowered)
     if not _make_functional(lowered):
-        try:  # torch's own way takes seconds and another trace, but knows views of views
+        try:  # torch's decomposition takes seconds and traces again, but supports views of views
             ranges = lowered.ranges
             lowered = _copy(program.run_decompositions({}))
             lowered.ranges = ranges
@@ -63,7 +63,7 @@ def lower(program: torch.export.ExportedProgram) -> Lowered:
             done = _make_functional(lowered)
         except GraphError:
             raise
-        except Exception:  # torch raises whatever it met; as a whole the program runs all the same
+        except Exception:  # torch raises any exception; the program can still run as a whole
             done = False
         if not done:
             lowered.trouble = "it writes into tensors that are read in another place"
@@ -90,7 +90,7 @@ def _copy(program: torch.export.ExportedProgram) -> Lowered:
     found: Any = graph.graph_copy(program.graph, copies)
     for node in program.graph.nodes:
         if node.op == "call_function" and not isinstance(node.target, _OPERATORS):
-            raise GraphError(f"its operator {node.target} is of a kind that is not taken")
+            raise GraphError(f"its operator {node.target} is of an unsupported kind")
     signature = program.graph_signature
     by_name = {node.name: copies[node] for node in program.graph.nodes if node.op == "placeholder"}
     inputs: list[fx.Node] = []
@@ -143,7 +143,7 @@ def _outputs_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
 
 
 def argument(node: fx.Node, position: int) -> Any:
-    """An argument of an operator by its place in the schema, its default where it is left out."""
+    """An argument of an operator by its position in the schema; its default if omitted."""
     expected = node.target._schema.arguments[position]  # type: ignore[union-attr]
     if position < len(node.args):
         return node.args[position]
@@ -151,7 +151,7 @@ def argument(node: fx.Node, position: int) -> Any:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Given arguments of an operator by their names in the schema."""
+    """The given arguments of an operator by their names in the schema."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {**{f"argument_{place}": value for place, value in enumerate(node.args)}, **node.kwargs}
     expected = node.target._schema.arguments
@@ -159,7 +159,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _make_functional(lowered: Lowered) -> bool:
-    """Replace operators that write in place; False when one is left. Raises GraphError where a weight is written."""
+    """Replace in-place operators; returns False when one is left. Raises GraphError when a weight is written."""
     graph = lowered.graph
     place = {node: position for position, node in enumerate(graph.nodes)}
     family = _families(graph)
@@ -187,7 +187,7 @@ def _make_functional(lowered: Lowered) -> bool:
 
 
 def _families(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
-    """For each node the first one whose memory it may share."""
+    """For each node, the first node with which it may share memory."""
     parent: dict[fx.Node, fx.Node] = {node: node for node in graph.nodes}
 
     def root(node: fx.Node) -> fx.Node:
@@ -202,7 +202,7 @@ def _families(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
-    """The inputs whose memory the result of a node may share."""
+    """The inputs with which the result of a node may share memory."""
     if node.op != "call_function":
         return []
     if not isinstance(node.target, torch._ops.OpOverload) or aten_name(node) in _MAY_SHARE:
@@ -227,7 +227,7 @@ def _written(node: fx.Node) -> list[int]:
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> bool:
-    """Call the operator of the same name that makes a new tensor, of the type of the one that was written."""
+    """Call the operator of the same name that makes a new tensor, with the type of the tensor that was written."""
     target: Any = node.target
     namespace = getattr(torch.ops, target.namespace)
     packet = getattr(namespace, aten_name(node).removesuffix("_"), None)

@@ -1,4 +1,4 @@
-"""Names of a program's inputs and outputs, from torch's description of the containers around them. No torch."""
+"""Names of a program's inputs and outputs, from torch's description of their containers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def output_names(spec: str, count: int) -> tuple[str, ...]:
-    """By the keys of the dict that the module returns; `output`, or `output_0` on, where there is none.
+    """Names by the keys of the dict that the module returns; else `output`, or `output_0`, `output_1`, ...
 
-    `spec` is the JSON that torch writes for the container of the outputs, "" when it is not known.
+    `spec` is torch's JSON for the container of the outputs, "" when unknown.
     """
     names = list(_leaves(_described(spec), "")) if spec else []
     if len(names) != count or len(set(names)) != count:
@@ -19,7 +19,7 @@ def output_names(spec: str, count: int) -> tuple[str, ...]:
 
 
 def input_names(spec: str, arguments: Sequence[str] | None, placeholders: Sequence[str]) -> tuple[str, ...]:
-    """By the arguments of the module's `forward`; the names of the program's own placeholders where that fails.
+    """Names by the arguments of the module's `forward`; else the names of the program's placeholders.
 
     `spec` describes the pair of positional and keyword arguments, `arguments` are the names in `forward`.
     """
@@ -52,7 +52,7 @@ def _leaves(spec: Any, prefix: str) -> Iterator[str]:
 
 
 def _keys(context: Any, count: int) -> list[str] | None:
-    """Names of a container's children, if its kind has names; a named tuple's stand in a list of their own."""
+    """Names of a container's children, if its kind has names; those of a named tuple are in a nested list."""
     try:
         keys = json.loads(context)
     except (TypeError, ValueError):

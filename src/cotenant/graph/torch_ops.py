@@ -1,4 +1,4 @@
-"""What torch's operators are called in ONNX's words, and what they cost: plain tables and rules, no torch."""
+"""ONNX operator types and costs of torch's operators: tables and rules, without torch."""
 
 from __future__ import annotations
 
@@ -109,20 +109,20 @@ _GROUPS = {
     "Range": "arange linspace",
 }
 OP_TYPES: dict[str, str] = {name: op_type for op_type, names in _GROUPS.items() for name in names.split()}
-"""ONNX's type by the name of an aten operator without its overload; `graph.units` knows which of them are light."""
+"""ONNX's type by the name of an aten operator without its overload; `graph.units` lists the light ones."""
 
 
 def op_type_of(name: str) -> str:
-    """ONNX's operator type of an aten operator; its own name where there is none, which counts as heavy."""
+    """ONNX's operator type of an aten operator; its own name if there is none, which counts as heavy."""
     return OP_TYPES.get(name, name)
 
 
 def macs_of(
     name: str, arguments: Mapping[str, Any], tensors: Mapping[str, Sequence[Shape]], outputs: Sequence[Shape]
 ) -> int | None:
-    """Multiply-accumulates of an aten operator; None when a shape that the count needs is unknown.
+    """MACs of an aten operator; None when a required shape is unknown.
 
-    `arguments` are by the names of its schema, `tensors` the shapes of those that are tensors or lists of them.
+    `arguments` are by the names of its schema, `tensors` the shapes of arguments that are tensors or lists of tensors.
     """
     op_type = op_type_of(name)
     order = {"Gemm": ("mat1", "mat2"), "Attention": ("query", "key", "value")}.get(op_type, ())
@@ -143,7 +143,7 @@ def macs_of(
 
 
 def _recurrent(arguments: Mapping[str, Any], tensors: Mapping[str, Sequence[Shape]]) -> int | None:
-    """Every weight matrix is applied once a step and row."""
+    """Every weight matrix is applied once for each step and row."""
     (entered,), weights = tensors.get("input", (None,)), tensors.get("params", ())
     if entered is None or any(shape is None for shape in weights):
         return None

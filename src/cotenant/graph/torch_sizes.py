@@ -1,4 +1,4 @@
-"""Sizes that torch keeps as expressions of symbols: binding the symbols to shapes, and asking for a size."""
+"""Sizes that torch keeps as symbolic expressions: binds symbols to shapes, and evaluates sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from cotenant.graph.errors import GraphError
 
 Ranges = Mapping[str, tuple[int, int | None]]
-"""By symbol: the smallest and the largest size, None where there is no largest one."""
+"""By symbol: the smallest and the largest size, None for no largest size."""
 
 _ANY = 1 << 31
 
 
 def expression_of(size: Any) -> Any:
-    """A size as an int or as sympy's expression; None for what is no number."""
+    """A size as an int or as a sympy expression; None for other values."""
     if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression: Any = size.node.expr
         return int(expression) if getattr(expression, "is_Integer", False) else expression
@@ -26,7 +26,7 @@ def expression_of(size: Any) -> Any:
 
 @dataclass(slots=True)
 class Sizes:
-    """What each symbol stands for. `assumed` names the dimensions that nothing was said about."""
+    """Values of the symbols. `assumed` names the dimensions that were not given."""
 
     values: dict[Any, int]
     assumed: tuple[str, ...]
@@ -40,7 +40,7 @@ class Sizes:
         shapes: Mapping[str, Sequence[int]],
         ranges: Ranges,
     ) -> Sizes:
-        """Give every input a fixed shape. Raises GraphError when a name, rank or size does not fit."""
+        """Bind every input to a fixed shape. Raises GraphError when a name, rank or size does not fit."""
         unknown = sorted(set(shapes) - set(names))
         if unknown:
             raise GraphError(
@@ -80,14 +80,14 @@ class Sizes:
         return self._known[expression]
 
     def shape(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
-        """A tensor's shape, or None when one of its dimensions is unknown."""
+        """A tensor's shape; None when one of its dimensions is unknown."""
         sizes = [self.size(dim) for dim in tensor.shape]
         known = tuple(size for size in sizes if size is not None)
         return known if len(known) == len(sizes) else None
 
 
 def limits(program: torch.export.ExportedProgram) -> Ranges:
-    """The sizes that a program takes, as it was exported: another trace of it may be stricter than need be."""
+    """Allowed sizes of the exported program; another trace of it may be stricter than necessary."""
     found: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
         lower, upper = bounds.lower, bounds.upper

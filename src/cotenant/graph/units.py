@@ -1,9 +1,9 @@
-"""Fusing operators into units.
+"""Fuses operators into units.
 
-A light operator (elementwise, normalisation, reshape...) joins the producer of its input when it is that producer's
-only consumer; light operators in front of a heavy one that alone uses them join it. Each merge contracts an edge whose
-source has no other consumer, so the contracted graph stays acyclic, and ordering units by their last operator keeps
-the given topological order. Every boundary between units is therefore a valid cut.
+A light operator (elementwise, normalisation, reshape...) joins the producer of its input if it is the only consumer.
+Light operators before a heavy one join it if it is their only consumer. Each merge contracts an edge from a source
+without other consumers, so the contracted graph stays acyclic. Units are ordered by their last operator, which keeps
+the topological order. Every boundary between units is therefore a valid cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIGHT = _names(
     ThresholdedRelu Tile Transpose Unsqueeze Where Xor
     """
 )
-"""Operators whose own cost is small beside a convolution or a matrix product and that follow or lead one."""
+"""Operators with a small cost beside a convolution or matrix product."""
 
 
 def fuse(operators: Sequence[Operator], outputs: Collection[str]) -> list[list[int]]:
@@ -66,7 +66,7 @@ def fuse(operators: Sequence[Operator], outputs: Collection[str]) -> list[list[i
 def merge_across(
     operators: Sequence[Operator], groups: Sequence[Sequence[int]], sealed: Collection[str]
 ) -> list[list[int]]:
-    """Join units so that no tensor of `sealed` (one that cannot be handed over) crosses a boundary."""
+    """Join units so that no tensor of `sealed` (tensors that cannot be passed on) crosses a boundary."""
     home = {name: g for g, group in enumerate(groups) for position in group for name in operators[position].outputs}
     reach = list(range(len(groups)))
     for g, group in enumerate(groups):

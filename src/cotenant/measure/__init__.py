@@ -1,1 +1,1 @@
-"""Campaigns that make profiles: models alone, groups, co-runs, and what they draw from the memory."""
+"""Measurement campaigns that make profiles: models alone, groups, co-runs, and memory bandwidth."""

@@ -1,7 +1,7 @@
-"""An antagonist: a process on one core that does nothing but copy memory, and says how much it has copied.
+"""An antagonist: a process on one core that only copies memory, and reports how much.
 
-It is the neighbour that uses the memory most. What a model loses beside it bounds what it can lose beside another
-model, and what several antagonists draw together is the bandwidth of the machine.
+It is the neighbour with the largest memory traffic. The slowdown of a model beside it bounds the slowdown beside
+another model. Several antagonists together draw the bandwidth of the machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cotenant.errors import CotenantError
 from cotenant.execute.threads.lanes import pin
 
 ARRAY_BYTES = 256 << 20
-"""Far larger than the last-level cache that a core can fill alone."""
+"""Bytes of the arrays; far larger than the last-level cache."""
 CANARY_BYTES = 48 << 20
-"""A canary stays in a server: it is as large as to be out of the cache when it comes round again."""
+"""Bytes of a canary, which stays in a server: large enough that each chunk has left the cache before its next copy."""
 CHUNK_BYTES = 4 << 20
-"""Copied between two looks at the orders: less than a millisecond on the machines of today."""
+"""Bytes copied between two checks for orders; takes less than a millisecond."""
 WINDOW_S = 0.5
 ROUNDS = 5
 _ANSWER_S = 60.0
@@ -32,9 +32,9 @@ _ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What an antagonist moved, and the processor time that it had. A byte copied counts twice: read, and written.
+    """Bytes that an antagonist moved, and its processor time. A copied byte counts twice: read and written.
 
-    Processor time includes waiting for the memory, and leaves out what others took of the core.
+    Processor time includes waits for the memory, but not time that other processes took from the core.
     """
 
     bytes: int
@@ -47,7 +47,7 @@ class Streamed:
 
 
 class Antagonist:
-    """Handle of one antagonist; it is idle between `stop` and `start`. Made by `antagonists`."""
+    """Handle of one antagonist, which is idle between `stop` and `start`. Made by `antagonists`."""
 
     def __init__(self, core: int, array_bytes: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -59,11 +59,11 @@ class Antagonist:
         self._ask(None, "ready")
 
     def start(self) -> None:
-        """Copy from now on; it is under way when this returns. Raises CotenantError when the process has died."""
+        """Start copying; returns when it copies. Raises CotenantError when the process has died."""
         self._ask("start", "started")
 
     def stop(self) -> Streamed:
-        """Copy no more; say what was copied since `start`. Raises CotenantError when the process has died."""
+        """Stop copying; returns the amount since `start`. Raises CotenantError when the process has died."""
         return Streamed(*self._ask("stop", "stopped"))
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Antagonist:
 
 @contextmanager
 def antagonists(cores: Sequence[int], array_bytes: int = ARRAY_BYTES) -> Iterator[list[Antagonist]]:
-    """One idle antagonist a core, until the block ends. Each takes twice `array_bytes` of memory."""
+    """One idle antagonist for each core, until the block ends. Each takes twice `array_bytes` of memory."""
     with ExitStack() as stack:
         made = []
         for core in cores:
@@ -101,7 +101,7 @@ def antagonists(cores: Sequence[int], array_bytes: int = ARRAY_BYTES) -> Iterato
 
 @contextmanager
 def streaming(those: Sequence[Antagonist]) -> Iterator[list[Streamed]]:
-    """They copy inside the block; after it, the list holds what each has moved."""
+    """These antagonists copy inside the block; after it, the list has the amount of each."""
     moved: list[Streamed] = []
     for each in those:
         each.start()
@@ -114,9 +114,9 @@ def streaming(those: Sequence[Antagonist]) -> Iterator[list[Streamed]]:
 def measure_bandwidth(
     cores: Sequence[int], *, window_s: float = WINDOW_S, rounds: int = ROUNDS, array_bytes: int = ARRAY_BYTES
 ) -> tuple[int, ...]:
-    """Bytes per second that one core, two, ... and all of `cores` draw together, each copying: medians over rounds.
+    """Bytes per second drawn by copying on one core, two, ... and all of `cores`: medians over rounds.
 
-    The counts of cores take turns, so that a slow hour of the machine does not fall on one of them.
+    Core counts are measured alternately, so that a slow phase of the machine affects all of them.
     """
     samples: list[list[float]] = [[] for _ in cores]
     with antagonists(cores, array_bytes) as those:
@@ -129,7 +129,7 @@ def measure_bandwidth(
 
 
 class CopiedMemory:
-    """Memory that is copied chunk by chunk, round and round."""
+    """Memory that is copied chunk by chunk, cyclically."""
 
     def __init__(self, array_bytes: int) -> None:
         self._source = np.ones(array_bytes, np.uint8)
@@ -138,7 +138,7 @@ class CopiedMemory:
         np.copyto(self._target, self._source)
 
     def copy(self) -> int:
-        """Copy a chunk; how many bytes were moved."""
+        """Copy a chunk; returns the number of bytes moved."""
         start, end = self._at, min(self._at + CHUNK_BYTES, len(self._source))
         np.copyto(self._target[start:end], self._source[start:end])
         self._at = end % len(self._source)
@@ -146,7 +146,7 @@ class CopiedMemory:
 
 
 class Canary:
-    """A short piece of work that waits for the memory: it takes longer the more others use it."""
+    """A short memory-bound computation: its time rises with the memory traffic of other launches."""
 
     def __init__(self, array_bytes: int = CANARY_BYTES) -> None:
         self._memory = CopiedMemory(array_bytes)

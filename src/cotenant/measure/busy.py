@@ -1,4 +1,4 @@
-"""How busy other processes kept the cores while something was measured."""
+"""Measures how busy other processes kept the cores during a measurement."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Self
 
 MOST_OTHERS = 0.1
-"""Part of the cores' time that other processes may take: beyond, a measurement counts as disturbed."""
+"""Share of the cores' time taken by other processes above which a measurement counts as disturbed."""
 _LEAST_S = 0.2
-"""Shorter measurements than this are not judged: clocks of processes have ticks of 10 ms."""
+"""Shorter measurements are not judged: clocks of processes tick every 10 ms."""
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)
-"""Columns of the kernel's times of a core that count as idle. Guests, behind _COLUMNS, are in the user's time."""
+"""Columns of a core's times in /proc/stat that count as idle. Columns from _COLUMNS on are part of the user's time."""
 _COLUMNS = 8
 
 
 class OthersTime:
-    """Watches these cores from `with` to its end. `share` is the part of their time, 0 to 1, that other processes took,
-    time that a hypervisor took included; 0.0 where that is not known."""
+    """Measures `share`, the part (0 to 1) of these cores' time that other processes or a hypervisor took. A context."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self._cores = tuple(cores)
@@ -38,11 +37,11 @@ class OthersTime:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others took more than MOST_OTHERS."""
+        """Whether other processes took more than MOST_OTHERS."""
         return self.share > MOST_OTHERS
 
     def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the wall clock, that the cores were busy, and that this process computed."""
+        """In seconds: the wall clock, busy time of the cores, and processor time of this process."""
         took = os.times()
         try:
             text = _STAT.read_text(encoding="ascii")

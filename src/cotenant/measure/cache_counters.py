@@ -1,4 +1,4 @@
-"""Counters of the last-level cache of some cores, by perf_event_open(2) of Linux."""
+"""Hardware counters of the last-level cache of some cores, by perf_event_open(2) of Linux."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cotenant.errors import CotenantError
 from cotenant.predict.pressure import CacheReading
 
 _CALLS = {"x86_64": 298, "aarch64": 241}
-"""The number of the system call; libc has no name for it."""
+"""Number of the system call, for which libc has no function."""
 _HW_CACHE, _LAST_LEVEL = 3, 2
 _ACCESS, _MISS = 0, 1
 _ATTRIBUTES = struct.Struct("IIQQQQQIIQ")
-"""The first version of perf_event_attr, whose size says which it is."""
+"""The first version of perf_event_attr; the kernel recognises it by its size."""
 _CLOSE_ON_EXEC = 8
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 
 
 class CacheCounters:
-    """Counts what all threads do on these cores, until it is closed.
+    """Counts cache accesses and misses of all threads on these cores, until `close`.
 
-    Raises CotenantError, with the reason and what would help, where that is not possible or not allowed.
+    Raises CotenantError with the reason and a remedy where counters are unsupported or not permitted.
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
@@ -42,13 +42,13 @@ class CacheCounters:
         self._last = self._counted()
 
     def read(self) -> CacheReading:
-        """What happened since the last call."""
+        """Rates since the last call."""
         before, self._last = self._last, self._counted()
         accesses, misses, ns = (now - then for now, then in zip(self._last, before, strict=True))
         return CacheReading(accesses * 1e9 / max(1, ns), min(1.0, misses / max(1, accesses)))
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         for file in self._files:
             os.close(file)
         self._files = []
@@ -59,7 +59,7 @@ class CacheCounters:
 
 
 def _opened(core: int, result: int) -> int:
-    """A counter of reads of the last-level cache on one core: all of them, or those that missed."""
+    """A counter of reads of the last-level cache on one core: all reads, or misses."""
     number = _CALLS.get(platform.machine())
     if number is None or os.uname().sysname != "Linux":
         raise CotenantError(f"counters of the cache cannot be read on {platform.system()} {platform.machine()}")

@@ -1,4 +1,4 @@
-"""What campaigns of measurements have in common: they may be interrupted, go on where they stopped, keep what holds."""
+"""Common parts of measurement campaigns: they can be interrupted and resumed, and keep valid results."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cotenant.files import append_entry, read_entries
 from cotenant.profile.device import Device
 
 OnStep = Callable[[int, int, str], None]
-"""Told (steps done, steps in all, what was measured)."""
+"""Called with (steps done, total steps, name of the measurement)."""
 T = TypeVar("T")
 K = TypeVar("K")
 _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Finished measurements of a campaign that may be interrupted, one JSON line each. `path` None keeps nothing."""
+    """Finished measurements of a campaign, kept across interruptions: one JSON line each. `path` None keeps no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
         for entry in read_entries(path) if path is not None else ():
-            with suppress(KeyError, TypeError):  # of something else
+            with suppress(KeyError, TypeError):  # a line of another format
                 self._known[entry["key"]] = entry["value"]
 
     def values(self) -> tuple[Any, ...]:
@@ -36,27 +36,27 @@ class Journal:
         return tuple(self._known.values())
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a measurement, which JSON can hold; it is on disk when this returns."""
+        """Keep a measurement, a JSON value; it is on disk when this returns."""
         self._known[key] = value
         if self._path is not None:
             append_entry(self._path, {"key": key, "value": value})
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
-        """What was measured under this key; measured and kept if it was not."""
+        """The measurement under this key; measured and kept if it is missing."""
         if self._known.get(key) is None:
             self.put(key, measure())
         return self._known[key]
 
     def remove(self) -> None:
-        """Everything is in the file of results."""
+        """Remove the journal, after the results are saved."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 class Campaign:
-    """One campaign, whose results go to a file: what was measured before on this device is kept, unless `fresh`.
+    """One campaign with a file of results. Measurements of this device are kept, unless `fresh`.
 
-    `journal` stands beside the file until all is saved; `errors` tells by name why something was left out.
+    `journal` is a file beside the results until all are saved; `errors` has the reasons of omissions by name.
     """
 
     def __init__(self, path: Path, device: Device, *, fresh: bool) -> None:
@@ -69,9 +69,9 @@ class Campaign:
         self.journal = Journal(unfinished)
 
     def known(self, load: Callable[[Path], T], fingerprint: Callable[[T], str], *, whole: bool = True) -> T | None:
-        """What the file holds; None where nothing can be read from it, or it was measured on another device.
+        """The results in the file; None if it cannot be read, or is of another device.
 
-        A campaign that is fresh knows nothing, if it measures the `whole` of the file; else the others' part stays.
+        With `fresh`, None if this campaign measures the `whole` file; else the results of other campaigns are kept.
         """
         with suppress(CotenantError):
             found = None if self._fresh and whole else load(self.path)
@@ -82,16 +82,16 @@ class Campaign:
 
 @contextmanager
 def leaving_out(errors: dict[K, str], name: K) -> Iterator[None]:
-    """Go on after an error inside: one member of a campaign costs no other. It is kept under a name."""
+    """Catch an error inside, and keep it under a name: an error of one member does not stop a campaign."""
     try:
         yield
     except CotenantError as error:
         errors[name] = str(error)
-    except Exception as error:  # of an engine or of ours
+    except Exception as error:  # of an engine, or a bug
         _log.debug("%s was left out", name, exc_info=True)
         errors[name] = f"{type(error).__name__}: {error}"
 
 
 def stamp() -> tuple[str, str]:
-    """The present time and the command line, as results carry them."""
+    """The present time and the command line, for files of results."""
     return datetime.now(UTC).isoformat(timespec="seconds"), " ".join(["cotenant", *sys.argv[1:]])

@@ -1,13 +1,13 @@
-"""What models lose beside each other: measured beside antagonists, fitted to the contention world, kept in a file.
+"""Contention profile: slowdowns of models beside antagonists, fitted to `world.contention`, saved in a file.
 
-    measure_bandwidth   what one core, two, ... draw from the memory
-    measure_pressure    what tells how much of that is in use
-    measure_sensitivity a model alone and beside antagonists, in turns
-    fit_contention      the parameters of `world.contention` that explain both
-    calibrate           all of it for a repository, saved beside its profile
+- `measure_bandwidth`: memory traffic of one core, two, ...
+- `measure_pressure`: indicators of the present memory traffic
+- `measure_sensitivity`: a model alone and beside antagonists, alternately
+- `fit_contention`: parameters of `world.contention` that explain both
+- `calibrate`: all of these for a repository, saved beside its profile
 
-Where the cores together draw as much more as there are more of them, the memory is not saturated: the fit says so, and
-the world then lets nobody wait for it.
+If the traffic grows in proportion to the cores, the memory is not saturated. The fit then has no bandwidth limit, and
+the world no contention.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
 
 FORMAT = "cotenant-contention/1"
 SATURATED = 0.9
-"""The memory is saturated when all cores together draw less than this share of as many times what one draws."""
+"""The memory is saturated if n cores together draw less than this share of n times the traffic of one."""
 TOLERANCE = 0.02
-"""A slowdown up to this is not told from none: medians of interleaved runs differ by as much."""
+"""A slowdown up to 1 plus this cannot be distinguished from none, with medians of interleaved runs."""
 MOST_SHARE = 4.0
-"""Largest `memory_share`: bytes may be read before they are written over, and fetched again and again."""
+"""Largest `memory_share`: bytes may be fetched repeatedly, and read before they are overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """One model alone and beside antagonists that drew `antagonist_bytes_per_s` each: medians of interleaved runs."""
+    """One model alone and beside antagonists with `antagonist_bytes_per_s` each: medians of interleaved runs."""
 
     solo_ns: int
     beside_ns: int
@@ -81,8 +81,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class ModelContention:
-    """What is known of one model. `is_identified` is False where the measurement says nothing about its traffic, which
-    is then as counted in the graph."""
+    """Traffic of one model; `is_identified` is False if it is only counted in the graph, since no slowdown shows it."""
 
     traffic: Traffic
     is_identified: bool
@@ -91,9 +90,9 @@ class ModelContention:
 
 @dataclass(frozen=True, slots=True)
 class PressureScales:
-    """How pressure is told on one device: by a canary that takes `canary_ns` alone, and by counters of the cache.
+    """Indicators of pressure on one device: a canary that takes `canary_ns` alone, and cache counters.
 
-    `slowdowns` is None where nothing slows the canary down, `counters` where they cannot be read, for `no_counters`.
+    `slowdowns` is None if antagonists do not slow the canary down, `counters` if they cannot be read (`no_counters`).
     """
 
     canary_ns: int
@@ -106,8 +105,8 @@ class PressureScales:
 class ContentionProfile:
     """Contention of the models of one repository on one device.
 
-    `drawn_bytes_per_s` is what one core, two, ... drew together. `bandwidth_bytes_per_s` is None where that was not
-    saturated.
+    `drawn_bytes_per_s` is the traffic of one core, two, ... together. `bandwidth_bytes_per_s` is None if the memory was
+    not saturated.
     """
 
     device: Device
@@ -125,18 +124,18 @@ class ContentionProfile:
 
 
 def save_contention(path: Path, found: ContentionProfile) -> None:
-    """Write it; a reader sees the old file or the new one."""
+    """Write the profile atomically."""
     save(path, found)
 
 
 def load_contention(path: Path) -> ContentionProfile:
-    """Read it. Raises ProfileError when the file is not one of ours."""
+    """Read a contention profile. Raises ProfileError for any other file."""
     hint = "make it with 'cotenant profile REPO --contention'"
     return load(path, ContentionProfile, FORMAT, ProfileError, hint)
 
 
 def traffic_of(dfgs: Sequence[Dfg]) -> Traffic:
-    """Bytes counted in a model's graph, costed with one row at each declared shape. Weights are read once a launch."""
+    """Bytes counted in a model's graph, for one row at each declared shape. Weights are read once for each launch."""
     return Traffic(
         tuple(unit.weight_bytes for unit in dfgs[0].units),
         tuple(tuple(unit.read_bytes + unit.write_bytes for unit in dfg.units) for dfg in dfgs),
@@ -152,9 +151,9 @@ def measure_pressure(
     rounds: int = ROUNDS,
     open_counters: Callable[[Sequence[int]], CacheCounters] = CacheCounters,
 ) -> PressureScales:
-    """Calibrate what tells the pressure on a core beside none, one, ... all of the antagonists, who take turns.
+    """Calibrate the indicators of pressure on a core, beside none, one, ... and all of the antagonists alternately.
 
-    Pressure is what they draw of `most_bytes_per_s`. Medians over rounds; pins the thread while it measures.
+    Pressure is the antagonists' share of `most_bytes_per_s`. Medians over rounds; pins the thread while it measures.
     """
     affinity = os.sched_getaffinity(0)
     cores = [core, *(each.core for each in others)]
@@ -198,10 +197,10 @@ def measure_pressure(
 def measure_sensitivity(
     model: Runner, inputs: Mapping[str, Any], core: int, others: Sequence[Antagonist], effort: Effort
 ) -> Sensitivity:
-    """Run the whole model on one core, in turns alone and beside antagonists on other cores.
+    """Run the whole model on one core, alternately alone and beside antagonists on other cores.
 
-    Latencies are processor time of the calling thread, which runs the model: waiting for the memory is in it, being
-    held up by others on the core is not. Pins the thread while it measures.
+    Latencies are processor time of the calling thread, which runs the model. That includes waits for the memory, but
+    not time of other processes on the core. Pins the thread while it measures.
     """
     affinity = os.sched_getaffinity(0)
     whole = (0, model.unit_count)
@@ -225,7 +224,7 @@ def measure_sensitivity(
         ):
             solo.append(run())
             with streaming(others) as moved:
-                run()  # the first one meets what the antagonists have just put out of the cache
+                run()  # the first run reloads data that the antagonists evicted from the cache
                 beside.append(run())
             for values, each in zip(drawn, moved, strict=True):
                 values.append(each.bytes_per_s)
@@ -237,13 +236,13 @@ def measure_sensitivity(
 
 
 def fit_bandwidth(drawn_bytes_per_s: Sequence[int]) -> int | None:
-    """Bandwidth of the memory, from what one core, two, ... draw together; None where it is not saturated."""
+    """Bandwidth of the memory from the traffic of one core, two, ...; None if it is not saturated."""
     saturated = drawn_bytes_per_s[-1] < SATURATED * len(drawn_bytes_per_s) * drawn_bytes_per_s[0]
     return max(drawn_bytes_per_s) if saturated else None
 
 
 def predicted_slowdown(phases: Sequence[Phase], others: Sequence[int], bandwidth: int) -> float:
-    """Slowdown of a launch on its own core beside neighbours that want to draw `others` bytes per second all along."""
+    """Slowdown of a launch on its own core beside neighbours with a demand of `others` bytes per second."""
     weights = [1] * (1 + len(others))
     beside = sum(
         phase_time_ns(phase, int(fair_shares((phase.bytes_per_s, *others), weights, bandwidth)[0])) for phase in phases
@@ -258,10 +257,10 @@ def fit_contention(
     sensitivity: Sensitivity,
     shape: int = 0,
 ) -> tuple[Traffic, bool]:
-    """Find the `memory_share` of a model that explains its slowdown, and say whether the measurement tells it.
+    """Find the `memory_share` of a model that explains its slowdown, and whether the measurement determines it.
 
-    The slowdown never falls with the share, so bisection finds it. A share of 1 (all counted bytes reach the memory)
-    is kept where it agrees with the measurement; where the memory is not saturated every share does.
+    The slowdown never falls with the share, so bisection finds it. A share of 1 means that all counted bytes reach the
+    memory. It is kept if it agrees with the measurement, and where the memory is not saturated.
     """
     bandwidth = fit_bandwidth(drawn_bytes_per_s)
     if bandwidth is None:
@@ -289,7 +288,7 @@ def fit_contention(
 
 
 def contended_cores(root: Path, settings: ServerConfig) -> tuple[int, ...]:
-    """The server's cores, on which contention is measured. Raises ConfigError for a GPU, CotenantError for one core."""
+    """The server's cores, for contention. Raises ConfigError for a GPU, CotenantError for a single core."""
     cores = cores_alone(settings.device, "contention is measured", str(root))
     if len(cores) < 2:
         raise CotenantError(f"contention needs two cores at least to be measured, there is {len(cores)}")
@@ -305,12 +304,12 @@ def calibrate(
     rounds: int = ROUNDS,
     array_bytes: int = ARRAY_BYTES,
 ) -> ContentionProfile:
-    """Measure and fit the models of a profiled repository, and save what was found. See `measure_bandwidth`.
+    """Measure and fit the models of a profiled repository, and save the result. See `measure_bandwidth`.
 
-    Raises ProfileError without a profile, and as `contended_cores` does.
+    Raises ProfileError without a profile, and as `contended_cores`.
     """
     from cotenant.measure.inputs import make_inputs
-    from cotenant.measure.opening import open_version
+    from cotenant.measure.opened_model import open_version
 
     cores = contended_cores(root, settings)
     profile: Profile = load_profile(profile_path(root))

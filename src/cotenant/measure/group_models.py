@@ -1,4 +1,4 @@
-"""Predictors fitted to measured groups: where they come from, and what policies derive options from them."""
+"""Predictors fitted to measured groups: their registry, and policy options derived from them."""
 
 from __future__ import annotations
 
@@ -27,51 +27,50 @@ _log = logging.getLogger("cotenant.groups")
 
 
 class GroupModels(Protocol):
-    """The predictors of groups that a package fits and keeps. A package joins by `registry.GROUP_MODELS`."""
+    """Fits and stores predictors of groups. A package joins by an entry point of `registry.GROUP_MODELS`."""
 
     def load(self, root: Path, profile: Profile, quantile: float) -> FittedGroups:
-        """The predictor of a repository. Raises CotenantError with what to do when there is none."""
+        """The predictor of a repository. Raises CotenantError with a remedy when there is none."""
 
     def keep(self, folder: Path, fitted: FittedGroups) -> None:
-        """Keep a predictor in a folder, for the replay of traces that were decided with it."""
+        """Store a predictor in a folder, for replays of traces that were decided with it."""
 
     def find(self, folder: Path, key: str, quantile: float) -> FittedGroups:
-        """What `keep` has written under a key. Raises CotenantError when it is not there."""
+        """The predictor that `keep` stored under a key. Raises CotenantError when it is missing."""
 
     def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> Pairs:
-        """What is predicted of each pair of tenants, at the median: one row each at the first shape, on `cores` cores
-        each."""
+        """Median predictions of each pair of tenants: one row each at the first shape, on `cores` cores each."""
 
 
 class NoGroupModels:
-    """Stands in where no package predicts groups. Implements GroupModels."""
+    """Used when no package predicts groups. Implements GroupModels."""
 
     def load(self, root: Path, profile: Profile, quantile: float) -> FittedGroups:
         """Raises CotenantError."""
         raise CotenantError("no installed package predicts groups")
 
     def keep(self, folder: Path, fitted: FittedGroups) -> None:
-        """There is nothing to keep."""
+        """Do nothing."""
 
     def find(self, folder: Path, key: str, quantile: float) -> FittedGroups:
         """Raises CotenantError."""
         raise CotenantError("no installed package predicts groups")
 
     def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> Pairs:
-        """None."""
+        """No predictions."""
         return {}
 
 
 def group_models() -> GroupModels:
-    """What the installed packages have."""
+    """The group models of the installed packages."""
     found: GroupModels = next(iter(registry.load_all(registry.GROUP_MODELS).values()), NoGroupModels())
     return found
 
 
 def fitted_groups(root: Path) -> FittedGroups | None:
-    """The predictor of a repository; None, with a warning that says why, when there is none.
+    """The predictor of a repository; None, with a warning that gives the reason, without one.
 
-    Models that changed since they were measured count as unseen, with a warning.
+    Models that changed since they were measured count as unknown, with a warning.
     """
     try:
         profile = valid_profile(root, stale=True)
@@ -79,14 +78,14 @@ def fitted_groups(root: Path) -> FittedGroups | None:
         known = replace(profile, models={**profile.models, **changed})
         return group_models().load(root, known, UPPER_QUANTILE)
     except CotenantError as error:
-        _log.warning("%s; until then launches on disjoint cores are believed not to slow each other down", error)
+        _log.warning("%s; until then launches on disjoint cores are assumed not to slow each other down", error)
         return None
 
 
 def resolved(root: Path, settings: ServerConfig, lanes: tuple[Share, ...]) -> PolicySection:
-    """`[policy]` with what the policy derives from measurements of this repository, for these lanes.
+    """`[policy]` with the options that the policy derives from measurements of this repository, for these lanes.
 
-    Where no groups were measured and fitted it derives it from that: nothing is known of what slows what down.
+    Without measured and fitted groups, options are derived from the lanes alone.
     """
 
     def found() -> Fitted | None:
@@ -97,7 +96,7 @@ def resolved(root: Path, settings: ServerConfig, lanes: tuple[Share, ...]) -> Po
 
 
 def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable[[], Fitted | None]) -> PolicySection:
-    """The same by what `find` gives: a fitted predictor with its profile. It is asked where something was left open."""
+    """Like `resolved`, by the result of `find` (a predictor and its profile), called only for missing options."""
     facts = LayoutFacts(lanes)
     if resolve_options(section.name, section.options, facts) == section.options:
         return section
@@ -106,6 +105,6 @@ def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable
         facts = LayoutFacts(lanes, group_models().pairs(*found, min(lane.size for lane in lanes)))
     options = resolve_options(section.name, section.options, facts)
     text = ", ".join(f"{key} = {value}" for key, value in options.items() if key not in section.options)
-    text += f", by {lanes[0].device} and {len(facts.pairs)} measured pairs of models"
+    text += f", derived from {lanes[0].device} and {len(facts.pairs)} measured pairs of models"
     _log.info("policy %s: %s", section.name, text)
     return PolicySection(section.name, options)

@@ -1,4 +1,4 @@
-"""Made-up inputs of a model at a declared shape, for measuring."""
+"""Synthetic inputs of a model at a declared shape, for measurements."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DeclaredShape = Mapping[str, Sequence[int]]
 
 
 def check_shapes(model: str, inputs: Sequence[Tensor], shapes: Sequence[DeclaredShape]) -> tuple[DeclaredShape, ...]:
-    """The shapes to profile at: those declared, or the model's own where it has no open dimension but the first.
+    """Shapes to profile at: the declared ones, or the model's own if only its first dimension is open.
 
-    Raises ConfigError when a declared shape names an unknown input or does not fit, or when one must be declared.
+    Raises ConfigError when a declared shape names an unknown input or does not fit, or when a shape must be declared.
     """
     known = {tensor.name: tensor for tensor in inputs}
     for shape in shapes:
@@ -47,9 +47,9 @@ def check_shapes(model: str, inputs: Sequence[Tensor], shapes: Sequence[Declared
 def make_inputs(
     inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batched: bool, samples: Samples = NO_SAMPLES
 ) -> dict[str, Any]:
-    """Inputs of `items` rows: those of `samples`, else numbers around 0, small positive integers, short texts.
+    """Inputs of `items` rows: values of `samples`, else numbers around 0, ones, and short texts.
 
-    Always the same ones.
+    Deterministic.
     """
     rng = np.random.default_rng(0)
     made: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def make_inputs(
 ROWS = 4
 """Rows of a trial, made by `make_rows`."""
 _PARTS = (1.0, 0.5, 0.25, 0.75)
-"""Of the axis behind the rows, what is not padding in each row of the second and third variant."""
+"""Share of the second axis that is not padding, by row, in the second and third variant."""
 _SCALES = (1.0, 100.0, 0.01, 1e4)
 _LARGEST_IDS = (30_000, 1_000, 100, 10, 2, 1)
 _WORDS = ("text", "", "a longer one, of 7 words", "Zürich")
@@ -88,12 +88,13 @@ def make_rows(
 ) -> Iterator[list[dict[str, Any]]]:
     """Variants of `ROWS` rows that differ from each other in every datatype, for the trial of merging.
 
-    Inputs that `samples` names have the values from there in all variants.
+    1. Numbers around 0 with magnitudes by factors of 100, random integers and flags, texts.
+    2. Numbers below 0, above 0, all 0 and very large; ones up to a length of the row's own, then zeros.
+    3. Numbers from 0 to 1 with zeros after a length; integers of the first input, with such masks in all others.
+    4. As the first, with zeros after a length.
 
-    First: numbers around 0 of magnitudes 100 times apart, random integers and flags, texts. Second: numbers below 0,
-    above 0, all 0 and very large; ones up to a length of the row's own, then zeros. Third: numbers from 0 to 1 with
-    zeros behind a length; integers of the first input with such masks in all others. Fourth: as the first, with zeros
-    behind a length. `limits` has, by input, the number that integers stay below. Each further round draws anew.
+    Inputs named by `samples` have its values in all variants. `limits` has, by input, an exclusive upper bound of
+    integers. Each further round draws new values.
     """
     rng = np.random.default_rng(0)
     longest = max((dim for dims in shape.values() for dim in dims[1:]), default=1)
@@ -140,7 +141,7 @@ def _numbers(rng: np.random.Generator, dims: tuple[int, ...], variant: int, row:
 
 
 def _mask(dims: tuple[int, ...], part: float) -> Any:
-    """Ones up to a part of the axis behind the rows, then zeros."""
+    """Ones up to a share of the second axis, then zeros."""
     if len(dims) == 1:
         return np.ones(dims, np.int64)
     mask = np.zeros(dims, np.int64)
@@ -151,9 +152,9 @@ def _mask(dims: tuple[int, ...], part: float) -> Any:
 def id_probes(
     inputs: Sequence[Tensor], shape: DeclaredShape, device: str, samples: Samples = NO_SAMPLES
 ) -> Iterator[tuple[str, Iterator[tuple[int, dict[str, Any]]]]]:
-    """Rows that find out how large integers may be: by input, limits from the largest on, each with a row to run.
+    """Rows that find the largest allowed integers: by input, limits in descending order, each with a row to run.
 
-    On a GPU two values alone are probed: an index that is too large ends the whole context there.
+    On a GPU only two values are probed: an index that is too large ends the whole context there.
     """
     for tensor in inputs:
         dtype = numpy_type(tensor.dtype)

@@ -1,4 +1,4 @@
-"""What is asked of the process that loads a version of a model, and what it finds: plain data in both directions."""
+"""Messages between a server and the process that loads a version of a model: plain data in both directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.execute.strategy import follows_of
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.merging_trial import has_one_row
-from cotenant.measure.opening import OpenedModel, arithmetic_of
+from cotenant.measure.opened_model import OpenedModel, arithmetic_of
 from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import ModelVersion
@@ -25,9 +25,9 @@ from cotenant.work import CPU, Share
 class VersionSpec(Struct, frozen=True):
     """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
 
-    `device` is the section of the device where the model is opened, None for cores of this machine. `known` are quick
-    profiles from before, and `verdicts` those on merging, by digest. Without `shares` nothing is measured. `is_draft`:
-    shapes and the largest batch that the configuration leaves out are found by trial (`measure.draft`).
+    `device` is the section of its device, None for cores of this machine. `known` are quick profiles of earlier loads,
+    `verdicts` their verdicts on merging, by digest. Without `shares` nothing is measured. `is_draft`: shapes and
+    the largest batch that the configuration leaves out are found by trial (`measure.draft`).
     """
 
     root: str
@@ -40,10 +40,10 @@ class VersionSpec(Struct, frozen=True):
 
 
 class VersionFacts(Struct, frozen=True):
-    """What opening a version of a model found. `folder` is that of its graph, with the copies of its files.
+    """Properties of an opened version of a model. `folder` has its graph and the copies of its files.
 
-    `gains` and `follows` are by the run strategies that it runs by: see `OpenedModel` and `ModelSource`.
-    `splits`: see Tenant. `merging` is as in a profile; where it is not allowed, `found` has `max_batch` 1.
+    `gains` and `follows` are by run strategy: see `OpenedModel` and `ModelSource`. `splits`: see `Tenant`. `merging` is
+    as in a profile; if merging is not allowed, `found` has `max_batch` 1.
     """
 
     found: ModelVersion
@@ -61,13 +61,13 @@ class VersionFacts(Struct, frozen=True):
 
     @property
     def source(self) -> ModelSource:
-        """What an executor loads."""
+        """The source that an executor loads."""
         found = self.found
         return ModelSource(found.path, self.folder, found.tenant, self.device, arithmetic_of(found), self.follows)
 
 
 class LoadReport(Struct, frozen=True):
-    """What was found of a version. `warning` tells why its latencies are assumed, or is empty."""
+    """The result of loading a version. `warning` says why its latencies are assumed, or is ""."""
 
     facts: VersionFacts
     profile: ModelProfile
@@ -103,12 +103,12 @@ def _plain(shape: DeclaredShape) -> dict[str, tuple[int, ...]]:
 
 
 def encode(value: object) -> bytes:
-    """As it crosses to the child, or back."""
+    """Encode a message to or from the child."""
     return msgspec.msgpack.encode(value, enc_hook=_path_to_text)
 
 
 def decode(data: bytes, kind: Any) -> Any:
-    """Opposite of `encode`, for a type or a union of types. Raises msgspec.MsgspecError."""
+    """Inverse of `encode`, for a type or a union of types. Raises msgspec.MsgspecError."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_path_of_text)
 
 

@@ -1,5 +1,4 @@
-"""Loading a version of a model for service: opened, tried and measured. `load` runs models, so it is for a process that
-may be killed: see `loader_process`."""
+"""Loads a version of a model for service: opens, tries and measures it. It runs in a child: see `loader_process`."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.threads.lanes import run_gently
 from cotenant.measure.campaign import Journal
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
-from cotenant.measure.opening import (
+from cotenant.measure.opened_model import (
     OpenedModel,
     covers,
     follow_gains,
@@ -42,20 +41,19 @@ from cotenant.work import CPU, Share
 
 _log = logging.getLogger("cotenant.server")
 ASSUMED_SHARE = 0.5
-"""Latency, as a part of the SLO, that is assumed of a model that cannot be run on sample values. Launches correct it
-(docs/decisions/0050-loader-process.md)."""
+"""Assumed latency of a model that cannot run on sample values, as a share of its SLO (decision 0050)."""
 HINT = "give its inputs values by [samples.INPUT] in its config.toml"
 MEASURING = "measuring "
-"""Names of steps that measure begin so."""
+"""Prefix of the names of steps that measure."""
 Tell = Callable[[str, VersionFacts | None], None]
-"""Told the name of each step before it begins, and what is known of the version by then."""
+"""Called before each step with its name and the facts known so far."""
 
 
 def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
-    """Open a version of a model, try whether its queries may be merged, and measure it quickly where no profile holds.
+    """Open a version of a model, try whether its queries may be merged, and measure it if no profile holds.
 
-    A model that refuses the sample values is given with an assumed profile and a warning. Raises ModelError or
-    ConfigError when the version cannot be opened or does not fit its configuration.
+    A model that refuses the sample values gets an assumed profile and a warning. Raises ModelError or ConfigError when
+    the version cannot be opened or does not fit its configuration.
     """
     root, found = Path(spec.root), spec.found
     for digest, merging in spec.verdicts.items():
@@ -97,9 +95,9 @@ def _tell_step(tell: Tell, facts: VersionFacts, _: str) -> None:
 def find_profile(
     root: Path, opened: OpenedModel, partitions: Sequence[Share], measured: Sequence[ModelProfile] = ()
 ) -> ModelProfile | None:
-    """What the repository's profile, or one that was `measured` quickly, has of this very model on this device.
+    """The valid profile of this model on this device: from the repository, else one of `measured` (quick profiles).
 
-    What another version of cotenant said of its rows is left out: answers depend on it.
+    Row properties (`splits`, `merging`) found by another version of cotenant are dropped: outputs depend on them.
     """
     path = profile_path(root)
     if path.exists():
@@ -124,16 +122,16 @@ def stored_or_measured(
     measured: Sequence[ModelProfile] = (),
     step: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
-    """The profile of a model as `find_profile` finds it; measured quickly, with a warning, where there is none.
+    """The profile of `find_profile`; without one the model is measured quickly, with a warning.
 
-    A profile is of a file and its configuration: under whatever name and version they come again, they are not measured
-    again. Raises ModelError when the model cannot be run on sample values.
+    A profile belongs to a file and its configuration, under any name and version. Raises ModelError when the model
+    cannot run on sample values.
     """
     known = find_profile(root, opened, partitions, measured)
     if known is not None:
         return known
     _log.warning(
-        "model %r has no profile that holds here and is measured quickly: %s",
+        "model %r has no valid profile here and is measured quickly: %s",
         opened.found.model,
         profile_misfit(root, opened, partitions),
     )
@@ -142,8 +140,7 @@ def stored_or_measured(
 
 
 def untried(facts: VersionFacts, reason: str) -> VersionFacts:
-    """The facts of a model that could not be run: its queries run alone unless its graph or its configuration allows
-    that they are merged."""
+    """The facts of a model that could not run: merging is refused unless its graph or configuration allows it."""
     if facts.merging.is_allowed or facts.found.config.model.max_batch == 1:
         return facts
     merging = Merging("refused", reason)
@@ -151,9 +148,9 @@ def untried(facts: VersionFacts, reason: str) -> VersionFacts:
 
 
 def assumed_profile(facts: VersionFacts, partitions: Sequence[Share]) -> ModelProfile:
-    """A profile of a model that cannot be run on sample values: `ASSUMED_SHARE` of its SLO, for any rows and share.
+    """The profile of a model that cannot run on sample values: `ASSUMED_SHARE` of its SLO for any rows and share.
 
-    It has no cuts inside the model, since nothing is known of its units. Its points have 0 runs.
+    It has no cuts inside the model, since times of units are unknown. Its points have 0 runs.
     """
     found = facts.found
     latency_ns = max(1, round(found.config.tenant.slo_ms * NS_PER_MS * ASSUMED_SHARE))
@@ -171,9 +168,9 @@ def assumed_profile(facts: VersionFacts, partitions: Sequence[Share]) -> ModelPr
 
 
 def warning_of(found: ModelVersion, why: str) -> str:
-    """What the log says of a model whose latency is assumed."""
+    """The warning for a model with an assumed latency."""
     slo_ms = found.config.tenant.slo_ms
     return (
         f"model {found.model!r} version {found.version}: {why}. It is served with an assumed latency of "
-        f"{slo_ms * ASSUMED_SHARE:g} ms ({ASSUMED_SHARE:.0%} of its SLO) until launches show another one; {HINT}"
+        f"{slo_ms * ASSUMED_SHARE:g} ms ({ASSUMED_SHARE:.0%} of its SLO) until launches correct it; {HINT}"
     )

@@ -1,7 +1,7 @@
-"""The child processes in which versions of models are opened, tried and measured, and their server's side, `Loader`.
+"""Child processes that open, try and measure versions of models, and `Loader`, their parent in the server.
 
-A model may loop for ever, eat all memory or crash on sample values: then its child is killed, and the server goes on.
-A child serves several loads, since its start takes about half a second.
+A model may loop forever, use all memory or crash on sample values: its child is then killed, and the server goes on. A
+child serves several loads, since starting one takes about half a second.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from cotenant.shortages import report_error, start_thread
 
 MODULE = "cotenant.measure.loader_process"
 NICE = 5
-"""Nice value of the child: that of the threads that run models (`execute.registry.LANE_NICE`)."""
+"""Nice value of the child, that of threads that run models (`execute.registry.LANE_NICE`)."""
 _TICK_S = 0.05
 _IDLE_S = 10.0
-"""How long an idle child is kept for the next load."""
+"""Time in seconds for which an idle child is kept for the next load."""
 _START_LIMIT_S = 60.0
-_TURN_S = 10.0
-"""How long a load waits for others to have measured: one that never ends must not hold all up."""
+_MEASURING_S = 10.0
+"""Longest wait in seconds until another load has measured: a load that never ends must not block all others."""
 _MIB = 1 << 20
 _MOST_OF_FREE = 0.8
-"""Of the memory that is free when a load begins, where `tenant.memory_limit_mib` is not set."""
+"""Share of the free memory that a load may use without `tenant.memory_limit_mib`."""
 
 
 class VersionLoadError(CotenantError):
-    """A version cannot be loaded. `is_internal`: not for what is wrong with the version itself, as far as is known.
+    """A version cannot be loaded. `is_internal`: for another cause than the version, as far as is known.
 
-    `is_killed`: something else killed the process that loaded it.
+    `is_killed`: another process killed the loading process.
     """
 
     def __init__(self, sentence: str, *, is_internal: bool = False, is_killed: bool = False) -> None:
@@ -53,19 +53,19 @@ class VersionLoadError(CotenantError):
 
 
 class LoadCancelledError(CotenantError):
-    """The server stops, and loads nothing more."""
+    """The server is stopping and loads no more models."""
 
 
 class _Message(Struct, frozen=True, tag=True):
-    """Base of what the child says."""
+    """Base of messages from the child."""
 
 
 class _Hello(_Message, frozen=True):
-    """It is up."""
+    """The child is ready."""
 
 
 class _Step(_Message, frozen=True):
-    """A step begins. `facts` is what is known of the version by then. With `waits`, when the server has answered."""
+    """A step begins. `facts` are the facts known so far. With `waits` the child waits for the server's reply."""
 
     name: str
     facts: VersionFacts | None = None
@@ -73,7 +73,7 @@ class _Step(_Message, frozen=True):
 
 
 class _Said(_Message, frozen=True):
-    """A record of the log."""
+    """A log record."""
 
     logger: str
     level: int
@@ -87,7 +87,7 @@ class _Done(_Message, frozen=True):
 
 
 class _Refused(_Message, frozen=True):
-    """The version cannot be loaded. `trace` is the traceback of an error that is no sentence for users, or empty."""
+    """The version cannot be loaded. `trace` is the traceback of an unexpected error, or ""."""
 
     sentence: str
     trace: str = ""
@@ -97,7 +97,7 @@ _FromChild = _Hello | _Step | _Said | _Done | _Refused
 
 
 class _LostError(Exception):
-    """The child ended, or was killed: `sentence` says why. `facts` is what was known of the version by then."""
+    """The child ended or was killed, for the reason `sentence`. `facts` are the facts known by then."""
 
     def __init__(
         self, sentence: str, step: str, facts: VersionFacts | None, *, is_late: bool = False, is_killed: bool = False
@@ -110,28 +110,28 @@ class _LostError(Exception):
 class Loader:
     """Runs `loader.load` in child processes, as many as there are cores, from two to eight. Thread-safe.
 
-    Versions are opened side by side, and measured one after another; on a GPU there is one load at a time. `limit_s`
-    bounds each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by most of what is free when the
-    load begins.
+    Versions are opened concurrently, and measured one after another; on a GPU one load runs at a time. `limit_s` bounds
+    each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by a share of the memory that is free when
+    the load begins.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.most = max(2, min(8, os.cpu_count() or 1))
-        """Loads at a time; further ones wait."""
+        """Most concurrent loads; further loads wait."""
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.most)
         self._measuring, self._on_gpu = threading.Lock(), threading.Lock()
         self._stopped = threading.Event()
         self._starter = ThreadPoolExecutor(1, "cotenant-loader")
-        """Its thread starts the children, which end with it: those that load come and go."""
+        """Its thread starts the children: a child ends with the thread that started it."""
         self._resting: list[_Child] = []
         self._idle: threading.Timer | None = None
 
     def load(self, spec: VersionSpec) -> LoadReport:
-        """Load a version. One that does not end on sample values is given with an assumed profile and a warning.
+        """Load a version. A version that does not end on sample values gets an assumed profile and a warning.
 
-        Raises VersionLoadError, and LoadCancelledError once this is closed.
+        Raises VersionLoadError, and LoadCancelledError after `cancel`.
         """
         with self._slots, nullcontext() if spec.device is None else self._on_gpu:
             with self._lock:
@@ -139,16 +139,16 @@ class Loader:
             return self._load(spec, child)
 
     def cancel(self) -> None:
-        """End what is under way at once, and load nothing more; never blocks. May be called by a signal handler."""
+        """End loads under way at once, and refuse new ones; never blocks. May be called by a signal handler."""
         self._stopped.set()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nothing more is loaded."""
+        """Whether new loads are refused."""
         return self._stopped.is_set()
 
     def close(self) -> None:
-        """Wait for the loads under way to end, and end the children."""
+        """Wait until the loads under way have ended, and end the children."""
         self.cancel()
         for _ in range(self.most):
             self._slots.acquire()
@@ -157,7 +157,7 @@ class Loader:
         self._slots.release(self.most)
 
     def rest(self) -> None:
-        """End the children that load nothing at the moment."""
+        """End the idle children."""
         with self._lock:
             children, self._resting = self._resting, []
             if self._idle is not None:
@@ -174,7 +174,7 @@ class Loader:
             except _LostError as lost:
                 if child is None or lost.is_late:
                     raise
-                return self._ask(spec, None)  # it may have died of what it loaded before
+                return self._ask(spec, None)  # an earlier load may have caused its death
         except _LostError as lost:
             if not (lost.is_late and lost.facts is not None):
                 raise VersionLoadError(lost.sentence, is_killed=lost.is_killed) from None
@@ -207,7 +207,7 @@ class Loader:
         return report
 
     def _keep(self, child: _Child) -> None:
-        """Keep a child for the next load, for a while."""
+        """Keep a child for the next load, for `_IDLE_S`."""
         timer = threading.Timer(_IDLE_S, self.rest)
         timer.daemon = True
         with self._lock:
@@ -222,7 +222,7 @@ class Loader:
 
 
 class _Child:
-    """The process and the server's end of its pipe. Raises OSError when it cannot be started."""
+    """The child process and the server's end of its pipe. Raises OSError when it cannot be started."""
 
     def __init__(self, stopped: threading.Event, measuring: threading.Lock) -> None:
         self._stopped, self._measuring = stopped, measuring
@@ -235,21 +235,21 @@ class _Child:
         finally:
             theirs.close()
         self._base_bytes = 0
-        """What it held before it opened any model."""
+        """Resident memory before it opened a model."""
 
     def load(self, spec: VersionSpec, where: str, limit_s: float, memory_bytes: int | None) -> LoadReport:
-        """See Loader. Raises _LostError, VersionLoadError and LoadCancelledError."""
+        """Run a load in the child. Raises _LostError, VersionLoadError and LoadCancelledError."""
         if not self._base_bytes:
             self._receive("starting", None, time.monotonic() + _START_LIMIT_S, None, where)
             self._base_bytes = self._process.resident_bytes()
         most = self._base_bytes + (_free_bytes() if memory_bytes is None else memory_bytes)
-        with suppress(OSError):  # it has died, which is found out below
+        with suppress(OSError):  # it has died: detected below
             self._pipe.send_bytes(encode(spec))
-        with ExitStack() as turn:
-            return self._follow(where, limit_s, most, turn)
+        with ExitStack() as measuring:
+            return self._follow(where, limit_s, most, measuring)
 
-    def _follow(self, where: str, limit_s: float, most: int, turn: ExitStack) -> LoadReport:
-        """Follow the steps of a load to its end; `turn` ends its turn to measure."""
+    def _follow(self, where: str, limit_s: float, most: int, measuring: ExitStack) -> LoadReport:
+        """Follow the steps of a load to its end; `measuring` holds the lock for measurements."""
         step, facts = "opening its files", None
         until = time.monotonic() + limit_s
         while True:
@@ -258,7 +258,7 @@ class _Child:
                 case _Step(step, found, waits):
                     facts = found or facts
                     if waits:
-                        self._take_turn(where, turn)
+                        self._wait_to_measure(where, measuring)
                     until = time.monotonic() + limit_s
                 case _Said(logger, level, text):
                     logging.getLogger(logger).log(level, "%s", text)
@@ -269,21 +269,21 @@ class _Child:
                         logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
                     raise VersionLoadError(sentence, is_internal=bool(trace))
 
-    def _take_turn(self, where: str, turn: ExitStack) -> None:
-        """Let the child measure: alone, unless that takes too long to come to be."""
-        until = time.monotonic() + _TURN_S
+    def _wait_to_measure(self, where: str, measuring: ExitStack) -> None:
+        """Let the child measure: exclusively, or after `_MEASURING_S` beside another one."""
+        until = time.monotonic() + _MEASURING_S
         while not self._measuring.acquire(timeout=_TICK_S):
             if self._stopped.is_set():
                 raise LoadCancelledError(f"{where} is not loaded: the server is stopping")
             if time.monotonic() > until:
                 break
         else:
-            turn.callback(self._measuring.release)
-        with suppress(OSError):  # it has died, which is found out below
+            measuring.callback(self._measuring.release)
+        with suppress(OSError):  # it has died: detected below
             self._pipe.send_bytes(b"")
 
     def end(self) -> None:
-        """Kill it, and let go of it."""
+        """Kill the child, and free its resources."""
         self._process.kill()
         self._process.wait()
         self._process.close()
@@ -315,11 +315,11 @@ class _Child:
         try:
             return self._pipe.poll(_TICK_S)
         except OSError:
-            return True  # gone, which reading finds out
+            return True  # the child is gone: reading raises the error
 
 
 def _free_bytes() -> int:
-    """The most that a load may take of the memory that is free on this machine, or in its control group."""
+    """Bytes that a load may use of the memory that is free on this machine, or in its control group."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -340,13 +340,13 @@ class _ToServer(logging.Handler):
         self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record to the server, whose log it goes to."""
+        """Send a record to the server, which logs it."""
         with suppress(OSError):
             self._pipe.send_bytes(encode(_Said(record.name, record.levelno, record.getMessage())))
 
 
 def main() -> None:
-    """Be the child."""
+    """Run the child."""
     import signal
 
     from cotenant.execute.threads.lanes import be_nice, run_gently
@@ -358,12 +358,12 @@ def main() -> None:
     die_with(int(parent))
     be_nice(int(nice))
     run_gently(partial(import_module, "cotenant.measure.loader"))
-    with suppress(OSError):  # where memory runs out, the kernel ends this process rather than the server
+    with suppress(OSError):  # out of memory, the kernel ends this process rather than the server
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with suppress(EOFError, OSError):
         _serve(Connection(int(descriptor)))
     sys.stderr.flush()
-    os._exit(0)  # there is nothing to tidy up, and libraries take their time for it
+    os._exit(0)  # skips the slow clean-up of libraries
 
 
 def _serve(pipe: Connection) -> None:
@@ -371,25 +371,25 @@ def _serve(pipe: Connection) -> None:
 
     logging.basicConfig(level=logging.INFO, handlers=[_ToServer(pipe)], force=True)
     pipe.send_bytes(encode(_Hello()))
-    has_turn = False
+    may_measure = False
 
     def tell(step: str, facts: VersionFacts | None) -> None:
-        nonlocal has_turn
-        waits = step.startswith(MEASURING) and not has_turn
+        nonlocal may_measure
+        waits = step.startswith(MEASURING) and not may_measure
         pipe.send_bytes(encode(_Step(step, facts, waits)))
         if waits:
             pipe.recv_bytes()
-            has_turn = True
+            may_measure = True
 
     while True:
-        has_turn = False
+        may_measure = False
         spec = decode(pipe.recv_bytes(), VersionSpec)
         answer: _FromChild
         try:
             answer = _Done(load(spec, tell))
         except CotenantError as error:
             answer = _Refused(str(error))
-        except Exception as error:  # whatever a library makes of a strange file: the server has to know
+        except Exception as error:  # any error of a library: report it to the server
             answer = _Refused(
                 f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}", traceback.format_exc()
             )

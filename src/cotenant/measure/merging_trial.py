@@ -1,7 +1,8 @@
-"""The trial of merging: does each row of a batch get the answer that it gets alone?
+"""The trial of merging: whether each row of a batch gets the outputs that it gets alone.
 
-A model is merged when its graph proves that operators keep rows apart (`graph.rewrite`), or when made-up rows that
-differ in every datatype answer alike alone and merged. Everything else runs with one query a batch.
+A model is merged if its graph proves that operators treat rows independently (`graph.rewrite`). Otherwise it is merged
+if made-up rows, different in every datatype, give the same outputs alone and merged. All other models run with one
+query in a batch.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Rows = Mapping[str, Any]
 """Arrays by tensor, with one row or several along the first dimension."""
 
 TOLERANCE = 1e-3
-"""Of the largest finite magnitude of a row and output: other batch sizes use other kernels, which round otherwise."""
+"""Relative to the largest finite magnitude of a row and output: other batch sizes use kernels that round otherwise."""
 _TIE_UNITS = 32
-"""Boundaries, from the end of the model on, at which scores behind integers are looked at."""
+"""Number of boundaries, from the end of the model, at which scores behind integers are compared."""
 _SMALL, _ROUNDS = 100_000, 4
-"""Models of at most so many elements of a row times units are tried with more rows."""
+"""Models with at most `_SMALL` elements of a row times units are tried with `_ROUNDS` times as many rows."""
 _EXACT_SIZES = 16
-"""With `batching = "exact"` every batch size up to this one is tried, and powers of two beyond."""
+"""With `batching = "exact"` every batch size up to this one is tried, and powers of two above."""
 
 
 def judge_merging(
@@ -47,9 +48,8 @@ def judge_merging(
 ) -> Merging:
     """Whether batches of up to `max_batch` rows may be formed.
 
-    Inputs that the configuration gives `samples` of have no other values. An output that is declared to have one row,
-    as some exporters write, is tried. Raises ConfigError where the first dimension of an input or output is fixed
-    otherwise.
+    Inputs named by `samples` have values from there only. An output that is declared to have one row, as some
+    converters write, is tried. Raises ConfigError when the first dimension of an input or output is fixed otherwise.
     """
     if max_batch == 1:
         return SINGLE
@@ -67,10 +67,11 @@ def judge_merging(
 
 
 def is_same_answer(alone: Rows, merged: Rows, *, is_exact: bool = False) -> bool:
-    """Whether the outputs of one query, run alone and out of a batch, are the same within `TOLERANCE`.
+    """Whether the outputs of one query, run alone and in a batch, are equal within `TOLERANCE`.
 
-    Shapes and datatypes are equal; floats differ by `TOLERANCE` of the largest finite magnitude of each row at most,
-    infinities and NaN stand at the same places; integers, flags and texts are equal. `is_exact` asks for equal bits.
+    Shapes and datatypes must be equal, as must integers, flags and texts. Floats of a row may differ by `TOLERANCE`
+    times its largest finite magnitude; infinities and NaN must be at the same positions. `is_exact` requires equal
+    bits.
     """
     return alone.keys() == merged.keys() and all(
         _is_same(array, merged[name], is_exact) for name, array in alone.items()
@@ -92,7 +93,7 @@ def _is_same(alone: Any, merged: Any, is_exact: bool) -> bool:
 
 
 def _wide(array: Any) -> Any:
-    """Floats as float64 or complex128: bfloat16 is no float for numpy, and small ones overflow in differences."""
+    """Floats as float64 or complex128: bfloat16 is no float for numpy, and differences of short floats overflow."""
     return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
@@ -121,18 +122,18 @@ def _check_open(runner: Runner, max_batch: int) -> None:
 
 
 def _why_not_proven(runner: Runner, shapes: Sequence[DeclaredShape]) -> str:
-    """Why the graph does not prove that rows are kept apart, at one of the shapes; "" where it does."""
+    """Why the graph does not prove that rows are independent, at one of the shapes; "" if it does."""
     if not hasattr(runner, "row_graph"):  # a format of another package
-        return "its format tells nothing of rows"
+        return "its format has no information on rows"
     try:
         reasons = [runner.row_graph(shape).why_not(0, runner.unit_count) for shape in shapes]
-    except Exception as error:  # of whatever file: the trial decides
+    except Exception as error:  # for any file: the trial decides
         return f"its graph cannot be analysed: {error}"
     return next(filter(None, reasons), "")
 
 
 class _Trial:
-    """Runs rows alone and in batches, and says what differs."""
+    """Runs rows alone and in batches, and reports differences."""
 
     def __init__(self, runner: Runner, max_batch: int, is_exact: bool, device: str, samples: Samples) -> None:
         self._runner = runner
@@ -145,12 +146,12 @@ class _Trial:
         self._sizes = sorted({*exact} if is_exact else {2, max_batch})
 
     def fault(self, shapes: Sequence[DeclaredShape]) -> str:
-        """The first difference found, as a sentence; "" where there is none.
+        """The first difference, as a sentence; "" without one.
 
         All variants of rows are tried at the smallest shape, the first one that runs at each other shape.
         """
         by_size = sorted(shapes, key=_elements)
-        is_told = False
+        is_varied = False
         for number, shape in enumerate(by_size):
             limits = self._id_limits(shape)
             is_small = _elements(shape) * self._count <= _SMALL
@@ -163,18 +164,18 @@ class _Trial:
                 found = self._differs([answer for _, answer in answers], taken)
                 if found:
                     return found
-                is_told |= any(not is_same_answer(first, second) for (_, first), (_, second) in pairwise(answers))
+                is_varied |= any(not is_same_answer(first, second) for (_, first), (_, second) in pairwise(answers))
                 if number:
                     break
-        if not is_told:
-            return "no made-up rows gave answers that differ, so a trial shows nothing: give values by [samples.INPUT]"
+        if not is_varied:
+            return "all made-up rows gave the same outputs, so a trial proves nothing: give values by [samples.INPUT]"
         return ""
 
     def _alone(self, row: Rows) -> tuple[Rows, Rows] | None:
-        """A row and its answer; None where the model refuses the row."""
+        """A row and its outputs; None if the model refuses the row."""
         try:
             return row, self._run(row)
-        except Exception:  # made-up values: the model may refuse them in whatever way
+        except Exception:  # the model may refuse made-up values with any exception
             return None
 
     def _run(self, tensors: Rows) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class _Trial:
         return {name: np.array(array) for name, array in outputs.items()}
 
     def _id_limits(self, shape: DeclaredShape) -> dict[str, int]:
-        """The largest integers that each input takes, of a few that are tried, by input."""
+        """By input: the largest of a few integer limits that the model accepts."""
         return {
             name: next((limit for limit, row in probes if self._alone(row) is not None), 2)
             for name, probes in id_probes(self._runner.inputs, shape, self._device, self._samples)
@@ -222,10 +223,10 @@ class _Trial:
         return ""
 
     def _ties(self, row: Rows, merged: Rows, batch: Rows, at: int, size: int) -> bool:
-        """Whether integers differ because the scores that they come from tie within `TOLERANCE`.
+        """Whether integers differ because their scores tie within `TOLERANCE`.
 
-        That is so where, at some boundary between units, the row's tensors alone and merged are the same within the
-        tolerance, and the rest of the model, run alone on the merged ones, gives the merged answer.
+        That holds if, at some boundary between units, the row's tensors are equal alone and merged within the
+        tolerance. The rest of the model, run alone on the merged tensors, must then give the merged outputs.
         """
         mine = {name: array[at : at + 1] for name, array in merged.items()}
         for boundary in range(self._count - 1, max(0, self._count - 1 - _TIE_UNITS), -1):
@@ -234,7 +235,7 @@ class _Trial:
                 self._runner.prepare(ranges)
                 before, beside = (to_numpy(self._runner.run(*ranges[0], tensors)) for tensors in (row, batch))
                 if any(array.ndim == 0 or len(array) != size for array in beside.values()):
-                    continue  # not all that lives here has rows
+                    continue  # a tensor here has no rows
                 part = {name: np.array(array[at : at + 1]) for name, array in beside.items()}
                 if is_same_answer(before, part):
                     rest = to_numpy(self._runner.run(*ranges[1], part))
@@ -249,7 +250,7 @@ def _elements(shape: DeclaredShape) -> int:
 
 
 def _patterns(rows: int, size: int) -> Iterator[list[int]]:
-    """Which row stands at each place of a batch: all rows in turn, in two orders."""
+    """Index of the row at each position of a batch: all rows cyclically, in two orders."""
     for start in range(0, rows, size):
         pattern = [(start + place) % rows for place in range(size)]
         yield pattern

@@ -1,4 +1,4 @@
-"""Why no profile holds for a model that is about to be served: what to say in the log."""
+"""Why no profile holds for a model that is about to be served, for the log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.measure.opening import OpenedModel, has_batches, is_of
+from cotenant.measure.opened_model import OpenedModel, has_batches, is_of
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import changes
@@ -14,8 +14,8 @@ from cotenant.work import Share
 
 
 def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share]) -> str:
-    """A sentence that says why the repository's profile does not hold for a model in these shares, and what to run."""
-    tenant, plain = opened.found.tenant, f"'cotenant profile {root.name}' measures it well"
+    """Why the repository's profile does not hold for a model in these shares, with the command to run."""
+    tenant, plain = opened.found.tenant, f"run 'cotenant profile {root.name}' to measure it"
     if not profile_path(root).exists():
         return f"there is no profile; {plain}"
     try:
@@ -27,7 +27,7 @@ def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share])
         if tenant not in stored.models:
             return f"the profile does not have it; {plain}"
         changed = changes(root, stored.contents, (tenant,)).get(
-            tenant, "its kernels, its placement, or the packages that run it, are others than when it was measured"
+            tenant, "its kernels, its placement, or the packages that run it have changed since it was measured"
         )
         return f"{changed}; {plain}"
     if not has_batches(known, opened):
@@ -39,5 +39,5 @@ def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share])
     commands = " ".join(f"--partitions {size}" for size in lacking)
     return (
         f"the profile lacks shares of size {sizes}, on which this server's policy launches; "
-        f"'cotenant profile {root.name} {commands}' measures them"
+        f"run 'cotenant profile {root.name} {commands}' to measure them"
     )

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from cotenant.errors import CotenantError
 from cotenant.measure.campaign import stamp
-from cotenant.measure.opening import remember_verdict
+from cotenant.measure.opened_model import remember_verdict
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
 

@@ -1,4 +1,4 @@
-"""Sample inputs of a model: where `[samples]` of its `config.toml` says that the values of inputs come from."""
+"""Sample values of a model's inputs, from `[samples]` of its `config.toml`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _KINDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f"
 
 
 class Samples:
-    """Values of the inputs that `[samples]` names. The inputs that it does not name have made-up values."""
+    """Values of the inputs that `[samples]` names. All other inputs have made-up values."""
 
     def __init__(self, sections: Mapping[str, SampleSection], values: Mapping[str, Any], digest: str) -> None:
         self._sections = sections
         self._values = values
         self.digest = digest
-        """Of the section and of its files; empty where there are none."""
+        """Digest of the section and its files; "" without a section."""
 
     @classmethod
     def read(cls, model: str, inputs: Sequence[Tensor], sections: Mapping[str, SampleSection], folder: Path) -> Samples:
-        """The samples of a model whose `config.toml` lies in `folder`.
+        """The samples of a model with its `config.toml` in `folder`.
 
-        Raises ConfigError where an input is unknown, a file cannot be read, or values are not of the input's type.
+        Raises ConfigError when an input is unknown, a file cannot be read, or values are not of the input's type.
         """
         known = {tensor.name: numpy_type(tensor.dtype) for tensor in inputs}
         values: dict[str, Any] = {}
@@ -58,11 +58,11 @@ class Samples:
         return cls(sections, values, digest.hexdigest() if sections else "")
 
     def __contains__(self, name: str) -> bool:
-        """Whether values of this input come from here."""
+        """Whether this input has sample values."""
         return name in self._sections
 
     def draw(self, name: str, dtype: np.dtype[Any], dims: Sequence[int], rng: np.random.Generator) -> Any:
-        """An array of this shape for an input; None where `[samples]` says nothing of the input."""
+        """An array of this shape for an input; None for an input without samples."""
         if name in self._values:
             return np.resize(self._values[name], tuple(dims))
         section = self._sections.get(name)
@@ -79,7 +79,7 @@ NO_SAMPLES = Samples(MappingProxyType({}), MappingProxyType({}), "")
 
 
 def _read(folder: Path, file: str, where: str) -> Any:
-    """The array that a file holds. The file lies in the model's directory, as weights do."""
+    """The array in a file, which must be in the model's directory."""
     path = folder / file
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{where}.file: {file!r} is outside the model's directory, expected a file in it")
@@ -91,15 +91,15 @@ def _read(folder: Path, file: str, where: str) -> Any:
             found = np.load(BytesIO(content), allow_pickle=False)
         else:
             found = np.array(json.loads(content), np.object_)
-    except (ConfigError, EOFError, *UNREADABLE) as told:
-        raise ConfigError(f"{where}.file: {file!r} cannot be read ({told}), expected a {path.suffix} file") from None
+    except (ConfigError, EOFError, *UNREADABLE) as error:
+        raise ConfigError(f"{where}.file: {file!r} cannot be read ({error}), expected a {path.suffix} file") from None
     if found.size == 0:
         raise ConfigError(f"{where}.file: {file!r} holds no values, expected at least one")
     return found
 
 
 def _typed(values: Any, dtype: np.dtype[Any], where: str) -> Any:
-    """The values in the type of the input. Raises ConfigError where one of them cannot be of that type."""
+    """The values in the type of the input. Raises ConfigError for a value that does not fit."""
     flat = values.ravel().tolist()
     expected = _KINDS.get(_kind(dtype), "numbers")
     for item in flat:

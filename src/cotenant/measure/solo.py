@@ -1,4 +1,4 @@
-"""Measuring one model: L(batch, cores) at each declared shape, its units, and what cutting it costs."""
+"""Measures one model alone: its latency by batch and cores at each declared shape, its units, and the cost of cuts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from cotenant.profile.version_table import VersionTable
 from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]
-"""Told what has been measured after each step."""
+"""Called after each step with the name of the measurement."""
 CORES = CoreTarget()
 REPEATS = 2
-"""Further measurements of a point that other processes have disturbed."""
+"""Further measurements of a point that other processes disturbed."""
 STOLEN, STOLEN_NS = 1.05, 20_000
 """Wall time over processor time, and beyond it in ns, from which on others have taken the core from a thread."""
 LEAST_FLOORS = 3
-"""A segment is at least so many times as long as a launch that does nothing: shorter ones cost more than they give."""
+"""Least length of a segment in multiples of an empty launch: a shorter one costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure each point: at least `min_runs`, then until `budget_s` is spent or `max_runs` are done."""
+    """Duration of a measurement: at least `min_runs` runs, then until `budget_s` is spent or `max_runs` are done."""
 
     budget_s: float = 0.5
     min_runs: int = 7
@@ -56,9 +56,9 @@ QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure of a model, and with which values. `shares` has one share of each size.
+    """Points to measure of a model. `shares` has one share of each size.
 
-    `splits`, see Tenant, and `merging` are taken along.
+    `splits` (see `Tenant`) and `merging` are copied to the profile.
     """
 
     digest: str
@@ -73,12 +73,12 @@ class Sweep:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Powers of two up to the largest batch, and that itself."""
+        """Batch sizes to measure: see `row_buckets`."""
         return row_buckets(self.max_batch)
 
     @property
     def largest_shape(self) -> DeclaredShape:
-        """The one with the most elements, at which units are measured: no segment is longer at any other."""
+        """The shape with the most elements. Units are measured there: no segment is longer at another shape."""
         return max(self.shapes, key=lambda shape: sum(math.prod(dims) for dims in shape.values()))
 
     @property
@@ -90,9 +90,9 @@ class Sweep:
 def measure_model(
     model: Runner, sweep: Sweep, journal: Journal, progress: Progress, target: TargetDevice = CORES
 ) -> ModelProfile:
-    """Measure all of a sweep that the journal does not hold, at a place, as the model is served there.
+    """Measure the points of a sweep that the journal lacks, on a target device, as the model is served there.
 
-    Raises ModelError when the model cannot be run at a declared shape or batch.
+    Raises ModelError when the model cannot run at a declared shape or batch.
     """
     inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1, sweep.samples)
     units = journal.remember(f"{sweep.digest}/units", lambda: list(target.unit_ns(model, inputs, sweep.shares[0])))
@@ -102,7 +102,7 @@ def measure_model(
     points = []
     with ExitStack() as stack:
         spec = LoadSpec(sweep.shares, cuts, sweep.shapes, sweep.max_batch)
-        run = cache(lambda: stack.enter_context(target.ready(model, spec)))  # not where the journal has all
+        run = cache(lambda: stack.enter_context(target.ready(model, spec)))  # not called if the journal has all
 
         def measure(index: int, share: Share, items: int) -> dict[str, object]:
             inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1, sweep.samples)
@@ -125,8 +125,8 @@ def measure_model(
     whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
     tables = (each.versions(model, sweep.shapes[0], units, whole) for each in strategies().values())
     versions: VersionTable | UnsetType = next((table for table in tables if table is not UNSET), UNSET)
-    told = target.is_padded, versions, sweep.splits, sweep.merging
-    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
+    rest = target.is_padded, versions, sweep.splits, sweep.merging
+    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *rest)
 
 
 def _segment_ratio(
@@ -137,7 +137,7 @@ def _segment_ratio(
     inputs: dict[str, Any],
     effort: Effort,
 ) -> float:
-    """Latency of running segment by segment over that of one run; medians of interleaved runs."""
+    """Latency of a run segment by segment over that of a whole run; medians of interleaved runs."""
     if len(cuts) == 2:
         return 1.0
     ways = [[(0, cuts[-1])], list(pairwise(cuts))]
@@ -150,10 +150,10 @@ def _segment_ratio(
 def undisturbed(
     work: Callable[[], object], effort: Effort, target: TargetDevice, share: Share
 ) -> tuple[list[int], bool]:
-    """Latencies in ns as far as other processes let them be seen, and whether these are in them even so.
+    """Latencies in ns with as little influence of other processes as possible, and whether they are still disturbed.
 
-    What runs on the calling thread alone counts with the processor time of that thread where others took the core from
-    it. What runs on several cores is measured up to REPEATS times more, until others take little of them.
+    For work on the calling thread alone, processor time replaces wall time if another process took the core. Work on
+    several cores is measured up to REPEATS times more, until other processes take little of their time.
     """
     is_inline = target.runs_inline(share)
     best = list[int]()
@@ -168,8 +168,7 @@ def undisturbed(
 
 
 def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline: bool = False) -> list[list[int]]:
-    """Latencies of each in ns. Where they run `is_inline`, on the calling thread alone, time that others took of it is
-    left out."""
+    """Latencies in ns, run alternately. With `is_inline`, time that other processes took from the core is left out."""
     for _ in range(effort.warm_up):
         for work in works:
             work()
@@ -180,7 +179,7 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
     ):
         for work, values in zip(works, samples, strict=True):
             waited, began_ns, start_ns = waits(), time.thread_time_ns(), time.perf_counter_ns()
-            work()  # nothing but the work is between the two looks at the wall clock
+            work()  # no other statement between the two readings of the wall clock
             wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
             is_stolen = is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS and waits() == waited
             values.append(own_ns if is_stolen else wall_ns)
@@ -188,6 +187,5 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
 
 
 def waits() -> int:
-    """How often the calling thread has given its core away by itself, to wait for something: no other process took it
-    then."""
+    """Number of voluntary context switches of the calling thread: own waits, not preemption by other processes."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -1,4 +1,4 @@
-"""Profiling a whole repository: every version of every model, resumable, with progress."""
+"""Profiles a whole repository: every version of every model, resumable, with progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
-from cotenant.measure.opening import OpenedModel, covers, has_batches, open_all
+from cotenant.measure.opened_model import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
@@ -34,11 +34,11 @@ def profile_repository(
     on_step: OnStep,
     partitions: Sequence[Share] = (),
 ) -> tuple[Profile, dict[str, str]]:
-    """Measure what the profile of a repository lacks, save it, and give it with the errors of models left out.
+    """Measure the missing points of a repository's profile, save it, and return it with the errors of omitted models.
 
-    Models are measured at the sizes of the server's lanes, and of `partitions`. `fresh` forgets what is known. A sweep
-    that is interrupted goes on where it stopped: each point is on disk as soon as it is measured. A profile of another
-    device is replaced.
+    Models are measured at the sizes of the server's lanes and of `partitions`. `fresh` discards earlier results. An
+    interrupted sweep is resumed: each point is on disk as soon as it is measured. A profile of another device is
+    replaced.
     """
     lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
@@ -46,7 +46,7 @@ def profile_repository(
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
-    """The shares that launches of such a server may get: its lanes, and what the policy makes of them."""
+    """The shares that launches of the server may get: its lanes, and shares of its policy."""
     lanes = lanes_of(settings.device, device_cores(settings.device))
     return make_policy(settings.policy.name, settings.policy.options, lanes).spec.shares
 
@@ -56,7 +56,7 @@ def _profile(
 ) -> tuple[Profile, dict[str, str]]:
     campaign = Campaign(profile_path(root), this_device(target.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
-    # before models are opened: what changes meanwhile is found changed
+    # computed before models are opened, so that later changes are found
     contents = {(each.model, each.version): content_of(each) for each in readable_versions(root)}
     opened = open_all(root, campaign.errors, target, lanes)
     profiles = {
@@ -97,7 +97,7 @@ def _key(opened: OpenedModel) -> tuple[str, int]:
 
 
 def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:
-    """What a profile has of this very model, under whatever name."""
+    """The profile with this model's digest, under any name."""
     known = before.of_digest(opened.found.tenant, opened.digest)
     if known is None or known.cuts[-1] != opened.runner.unit_count or not has_batches(known, opened):
         return None
@@ -105,7 +105,7 @@ def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:
 
 
 def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:
-    """With what was measured before at other sizes of partition."""
+    """The profile with the earlier points at other partition sizes."""
     sizes = {point.cores for point in measured.points}
     others = [point for point in before.points if point.cores not in sizes] if before else []
     points = sorted((*measured.points, *others), key=lambda point: (point.shape, point.cores, point.items))

@@ -1,1 +1,1 @@
-"""Profiles: measured latencies of models over batch, shape and cores, and the sweeps that measure them."""
+"""Profiles: measured latencies of models by batch, shape and cores, and the file that holds them."""

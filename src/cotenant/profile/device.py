@@ -1,4 +1,4 @@
-"""What a measurement was made on: the fingerprint that every profile carries."""
+"""The fingerprint of the device on which a profile was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONAL = ("torch",)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Processor, cores, memory, system and library versions. Profiles of another `fingerprint` are not comparable."""
+    """Processor, cores, memory, system and library versions. Profiles with another `fingerprint` are not comparable."""
 
     processor: str
     cores: int
@@ -30,17 +30,17 @@ class Device:
 
     @property
     def kind(self) -> Literal["cpu", "gpu"]:
-        """Whether it is a GPU, whose `versions` name that of CUDA."""
+        """ "gpu" if its `versions` have one of CUDA, else "cpu"."""
         return "gpu" if "cuda" in self.versions else "cpu"
 
 
 def this_device(device: str = CPU) -> Device:
-    """Describe the machine that this process runs on, or its GPU "cuda:N"."""
+    """Describe the machine of this process, or its GPU "cuda:N"."""
     return _this_cpu() if device == CPU else _this_gpu(device)
 
 
 def _this_gpu(device: str) -> Device:
-    """Cores are the GPU's SMs. What torch was built for and how the driver is called count, too: another device."""
+    """A GPU, with its SMs as cores. Versions of torch, CUDA and cuda-bindings are part of the fingerprint."""
     import torch
 
     host = _this_cpu()

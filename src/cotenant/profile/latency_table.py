@@ -1,4 +1,4 @@
-"""Measured latencies of one model: data that predictors, worlds and campaigns share."""
+"""Measured latencies of one model, for predictors, simulated worlds and campaigns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LatencyRow:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """All points of one model, and how its latency spreads over its units.
+    """All points of one model, and the distribution of its latency over its units.
 
-    `unit_weights` are relative latencies of the units; `segment_ratio` is the latency of a run cut into segments over
-    the latency of a whole one. `versions` are the units' compiled implementations, measured for one row of the first
-    declared shape; unset where there is one, and nothing is known of how it bears pressure.
+    - `unit_weights`: relative latencies of the units.
+    - `segment_ratio`: latency of a run in segments over that of a whole run.
+    - `versions`: the units' compiled versions, measured for one row of the first declared shape; unset without any.
 
     Raises InvalidValueError when there is no point, no unit, or a value out of range.
     """

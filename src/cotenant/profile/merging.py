@@ -1,4 +1,4 @@
-"""The verdict on merging: whether queries of a model may run as one batch, and how that is known."""
+"""The verdict on merging: whether queries of a model may run as one batch, and the evidence."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Verdict = Literal["proven", "tried", "trusted", "refused", "single"]
 class Merging:
     """Whether queries may be merged. `reason` is a sentence for operators, "" for `single`.
 
-    `proven`: the operators of the graph treat every row by itself. `tried`: a trial showed equal answers alone and
-    merged. `trusted`: the configuration says so, without a trial. `refused`: neither, so queries run alone.
-    `single`: the configuration asks for no merging (`max_batch` = 1).
+    `proven`: the operators of the graph treat every row by itself. `tried`: a trial gave equal outputs alone and
+    merged. `trusted`: the configuration says so, without a trial. `refused`: neither, so queries run alone. `single`:
+    the configuration merges no queries (`max_batch` = 1).
     """
 
     verdict: Verdict
@@ -26,7 +26,7 @@ class Merging:
         return self.verdict in ("proven", "tried", "trusted")
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The verdict with its reason, in one line."""
         return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 

@@ -1,4 +1,4 @@
-"""The versioned profile file: what was measured, on what, when and by which command."""
+"""The versioned profile file: latencies of models, the device, the time and the command of the measurement."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ QUANTILES = ("p50", "p90", "p95", "p99")
 
 
 class ProfileError(CotenantError):
-    """A profile cannot be used: names the file and what was expected."""
+    """A profile cannot be used. The message names the file and the expected content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs.
 
-    `runs` 0 says that the latency was assumed. `is_disturbed` says that other processes kept the cores busy.
+    `runs` is 0 for an assumed latency. `is_disturbed`: other processes kept the cores busy.
     """
 
     shape: int
@@ -42,8 +42,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """What a measurement is of, told without opening the model: digests of its files, and of those sections of its
-    configuration that latency depends on."""
+    """Digests of a model's files and of the configuration that its latency depends on, without opening the model."""
 
     files: str
     config: str
@@ -51,14 +50,14 @@ class ModelContent:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What is known of one model version.
+    """Measurements of one model version.
 
-    `digest` is that of the opened model and its configuration; a profile of another digest is stale. `content` tells
-    the same without opening it, and is unset in profiles of before. `unit_ns` are
-    latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
-    the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
-    runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
-    `splits`: see Tenant. `merging`: whether queries may be merged; unset in profiles of before.
+    `digest` is that of the opened model and its configuration: a profile with another digest is stale. `content` is the
+    same without opening the model. `unit_ns` are latencies of the units, for one row on one core at the largest
+    declared shape. `segment_ratio` is the latency as segments `cuts` over that of a whole run, medians of interleaved
+    runs. With `padded` a batch runs with the rows of the next larger measured batch, as captured models do. `versions`:
+    see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `content` and `merging` are
+    unset in older profiles.
     """
 
     digest: str
@@ -73,7 +72,7 @@ class ModelProfile:
     content: ModelContent | UnsetType = UNSET
 
     def merged_rows(self, max_batch: int) -> int:
-        """Rows that are merged at most, of the `max_batch` that the configuration allows."""
+        """Most rows of a batch, of the `max_batch` of the configuration."""
         return max_batch if self.merging is UNSET or self.merging.is_allowed else 1
 
     def table(self, quantile: str) -> LatencyTable:
@@ -89,7 +88,7 @@ class ModelProfile:
 
 
 def disturbed_words(model: ModelProfile, root: Path) -> str:
-    """Says that points of a model were measured beside busy processes, and what to do; empty where none was."""
+    """A warning about points that were measured beside busy processes; "" without any."""
     count = sum(point.is_disturbed for point in model.points)
     if not count:
         return ""
@@ -110,14 +109,14 @@ class Profile:
     format: str = FORMAT
 
     def of_digest(self, tenant: str, digest: str) -> ModelProfile | None:
-        """The profile of this very model: that of the tenant, or of whoever has the same file and configuration."""
+        """The profile with this digest: that of the tenant, or of another model with equal files and configuration."""
         known = self.models.get(tenant)
         found = (known, *self.models.values()) if known is not None else self.models.values()
         return next((each for each in found if each.digest == digest), None)
 
     @property
     def contents(self) -> dict[str, ModelContent | UnsetType]:
-        """What the profile of each model is of."""
+        """The content of each profiled model."""
         return {name: model.content for name, model in self.models.items()}
 
     def tables(self, quantile: str = "p50") -> dict[str, LatencyTable]:
@@ -126,10 +125,10 @@ class Profile:
 
 
 def save_profile(path: Path, profile: Profile) -> None:
-    """Write a profile; a reader sees the old file or the new one, never half of one."""
+    """Write a profile atomically."""
     save(path, profile)
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile. Raises ProfileError when it is not one."""
+    """Read a profile. Raises ProfileError for any other file."""
     return load(path, Profile, FORMAT, ProfileError, "make it with 'cotenant profile'")

@@ -1,16 +1,16 @@
-"""Measured times of the units of a model in several implementations, over cores: what predictors and worlds make
-`Spans` and launches of.
+"""Measured times of a model's units in several compiled versions, by cores; the source of `Spans`.
 
-An implementation is measured alone, at some core counts. In between, its speed (one over its time) is interpolated
-linearly, and from nothing up to the smallest count; above the largest it stays. So is what it moves to and from the
-memory, at whose bandwidth nothing moves more than it could alone. Under pressure p (the part of the bandwidth that
-others would draw) a unit on c of C cores gets at least the part max(1 - p, c / C) of the bandwidth, where it is shared
-max-min fairly and every core counts alike; then it takes
+An implementation is measured alone at some core counts. Between them its speed `1 / time` and its memory traffic are
+interpolated linearly. Below the smallest count speed falls linearly to 0; above the largest both are constant. Traffic
+is at most `bandwidth x time`.
 
-    max(time alone, bytes / (bandwidth x that part)).
+Pressure `p` is the share of the bandwidth that other launches would draw. The bandwidth is shared max-min fairly, with
+equal weights of all cores. So a unit on `c` of `C` cores gets at least the share `max(1 - p, c / C)`, and its time is
 
-More threads are not always faster. For every number of cores that it is given, a unit made for a level runs as many
-threads as are fastest at that level.
+    max(time alone, bytes / (bandwidth x share)).
+
+More threads are not always faster. For each core count, a version for a level of pressure runs the number of threads
+that is fastest at that level.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Implementation(Struct, frozen=True):
-    """One compiled implementation of a unit: time alone and bytes to and from the memory, at these numbers of cores.
+    """One compiled implementation of a unit: its time alone and its memory traffic at these core counts.
 
-    Raises InvalidValueError when the lengths differ, the core counts do not rise from at least 1, a time is not
-    positive, or bytes are negative.
+    Raises InvalidValueError when the lengths differ or the core counts do not rise from at least 1. Raises it for times
+    that are not positive and for negative bytes.
     """
 
     cores: tuple[int, ...]
@@ -51,24 +51,26 @@ class Implementation(Struct, frozen=True):
                 raise InvalidValueError(where, name, values, f"{len(self.cores)} numbers from {least} on")
 
     def at(self, most: int) -> tuple[_Floats, _Floats]:
-        """Time alone in ns and bytes on 1 to `most` cores."""
-        asked = np.arange(1, most + 1, dtype=np.float64)
+        """Time alone in ns, and bytes, on 1 to `most` cores."""
+        counts = np.arange(1, most + 1, dtype=np.float64)
         known = np.array((0, *self.cores), dtype=np.float64)
         speed = np.array((0.0, *(1.0 / ns for ns in self.solo_ns)))
-        return 1.0 / np.interp(asked, known, speed), np.interp(asked, known[1:], np.array(self.moved_bytes, np.float64))
+        moved = np.interp(counts, known[1:], np.array(self.moved_bytes, np.float64))
+        return 1.0 / np.interp(counts, known, speed), moved
 
 
 class UnitVersions(Struct, frozen=True):
-    """The implementations of one unit, and the number of that made for each level of pressure."""
+    """The implementations of one unit, and the index of the implementation for each level of pressure."""
 
     implementations: tuple[Implementation, ...]
     by_level: tuple[int, ...]
 
 
 class UnitCosts(NamedTuple):
-    """What one unit costs alone: entry `((q * cores + c - 1) * units) + u` for unit u of version q on c cores.
+    """Costs of single units alone.
 
-    `threads` are those that it runs, at most c; `ns` its time alone, `moved` its bytes.
+    Unit u in version q on c cores has the index `((q * cores + c - 1) * units) + u`. `threads` is the number of threads
+    used, at most c; `ns` the time, `moved` the bytes.
     """
 
     units: int
@@ -82,10 +84,10 @@ class UnitCosts(NamedTuple):
 class VersionTable(Struct, frozen=True):
     """All units of one model at one shape and number of rows, on a machine of `cores` cores.
 
-    `levels` levels of pressure are evenly spaced from 0 to 1. `bandwidth_bytes_per_s` is that of the memory; where it
-    is 0, not known, pressure is believed to change nothing.
+    The `levels` levels of pressure are evenly spaced from 0 to 1. `bandwidth_bytes_per_s` is that of the memory; at 0
+    (unknown) pressure has no effect.
 
-    Raises InvalidValueError when a number is out of range, or a unit has not one implementation for each level.
+    Raises InvalidValueError when a number is out of range, or a unit lacks an implementation for a level.
     """
 
     cores: int
@@ -108,11 +110,11 @@ class VersionTable(Struct, frozen=True):
 
     @property
     def versions(self) -> int:
-        """One for each level; one alone where no unit has a choice."""
+        """Number of versions: one for each level, or 1 if every unit has a single implementation."""
         return self.levels if any(len(set(unit.by_level)) > 1 for unit in self.units) else 1
 
     def spans(self) -> Spans:
-        """What is to be believed of the model: see `Spans`."""
+        """Latencies of all ranges of units: see `Spans`."""
         ns, moved, threads = self._tables()
         made = np.zeros((self.versions, self.levels, self.cores, len(self.units) + 1), np.int64)
         for level in range(self.levels):
@@ -130,13 +132,13 @@ class VersionTable(Struct, frozen=True):
         )
 
     def costs(self) -> UnitCosts:
-        """What each unit costs alone: see `UnitCosts`."""
+        """Costs of each unit alone: see `UnitCosts`."""
         ns, moved, threads = self._tables()
         flat = [tuple(np.rint(each).astype(np.int64).ravel().tolist()) for each in (ns, moved, threads)]
         return UnitCosts(len(self.units), self.versions, self.cores, *flat)
 
     def _tables(self) -> tuple[_Floats, _Floats, _Ints]:
-        """Time, bytes and threads by (version, cores, unit): threads are those that are fastest at its level."""
+        """Time, bytes and threads by (version, cores, unit), with the fastest number of threads at each level."""
         shape = (self.versions, self.cores, len(self.units))
         ns, moved, threads = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
         counts = np.arange(1, self.cores + 1)

@@ -35,16 +35,16 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Files that end in `suffix` are run by `package`, which `install` installs where it is not there.
+    """Files that end in `suffix` are run by `package`, which `install` installs where it is missing.
 
-    `opener` is "MODULE:ATTRIBUTE" of what opens one, as `execute.opener.open_model` calls it; `platform` and `backend`
-    are the names of the engine in the protocol's metadata. `devices` are the kinds of device that it runs on;
-    `has_arithmetic` says that the opener takes an `Arithmetic` of that name, too.
+    `factory` ("MODULE:ATTRIBUTE") opens a model; `execute.open_model.open_model` calls it. `platform` and `backend` are
+    the names of the engine in the protocol's metadata. `devices` are the kinds of device that the package runs on.
+    `has_arithmetic`: `factory` takes an `Arithmetic` as the argument `arithmetic`.
     """
 
     suffix: str
     package: str
-    opener: str
+    factory: str
     platform: str
     backend: str
     install: str = ""
@@ -86,7 +86,7 @@ FORMATS: dict[str, Format] = {
 def register(new: Format) -> None:
     """Let a format be known. Raises InvalidValueError where another one has its suffix."""
     if FORMATS.setdefault(new.suffix, new) != new:
-        raise InvalidValueError(f"format of {new.opener}", "suffix", new.suffix, "one that no other format has")
+        raise InvalidValueError(f"format of {new.factory}", "suffix", new.suffix, "one that no other format has")
 
 
 @cache

@@ -141,7 +141,7 @@ class SimulatedExecutor:
         self._world = world
         self._clock = clock
         self._lock = Lock()
-        self._batches = Batches(has_parts=True)
+        self._batches = Batches(has_tasks=True)
         self._running: dict[int, tuple[Launch, BatchTensors, OnEnd]] = {}
         self._expanding: dict[int, OnExpanded] = {}
         self.put = self._batches.put
@@ -157,8 +157,8 @@ class SimulatedExecutor:
         """See Executor."""
         with self._lock:
             batch = self._batches.begin(launch)
-            if batch.part is not None:
-                batch.kept = batch.part
+            if batch.task_rows is not None:
+                batch.kept = batch.task_rows
             elif launch.work.start == 0:
                 batch.kept = batch.whole()
             self._running[launch.id] = launch, batch, on_end

@@ -24,7 +24,7 @@ from cotenant.core.events import PolicyChanged
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.loader import stored_or_measured
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import CORES, Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import Profile, save_profile

@@ -19,7 +19,7 @@ from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.runner import to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.techniques.layer_blocks.execute.choice import KernelChoice

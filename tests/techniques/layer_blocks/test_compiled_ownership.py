@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.runner import array_of, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel

@@ -15,9 +15,9 @@ from cotenant.config import ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.runner import to_numpy
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile

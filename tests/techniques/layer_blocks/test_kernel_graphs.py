@@ -17,7 +17,7 @@ from bench._kernel_graphs import RandomGraph, judge
 from bench.compile_fuzz import in_child
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.opener import open_model
+from cotenant.execute.open_model import open_model
 from cotenant.execute.runner import to_numpy
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import SearchEffort

@@ -18,8 +18,8 @@ import pytest
 from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
-from cotenant.execute.opener import open_model
-from cotenant.measure.opening import open_version
+from cotenant.execute.open_model import open_model
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import ProfileError

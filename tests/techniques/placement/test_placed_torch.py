@@ -68,7 +68,7 @@ class Served:
         self.executor = TorchExecutor(device, cores)
         self.model = model
         shape = {"a": (1, WIDTH), "b": (1, WIDTH)}
-        self.loaded = self.executor.lend(model, LoadSpec((SHARE,), (0, model.unit_count), (shape,), max_batch))
+        self.loaded = self.executor.load_shared(model, LoadSpec((SHARE,), (0, model.unit_count), (shape,), max_batch))
         self.executor.add_model("wide", self.loaded)
         self.timings: list[Timing] = []
 
@@ -122,8 +122,8 @@ def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wid
         check(wide, inputs, served.ask(inputs))
         assert served.executor.chains.eager == 0
         for timing in served.timings:
-            assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
-            assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
+            assert [each.units for each in timing.task_times] == [len(piece.units) for piece in pieces]
+            assert all(0 <= each.start_ns <= each.end_ns for each in timing.task_times)
 
 
 @pytest.mark.parametrize("name", ["encoder", "chooses"])
@@ -166,7 +166,7 @@ def test_a_model_on_one_device_pays_nothing(wide: PlacedTorch) -> None:
     with closing(Served(wide, LateStreams())) as served:
         assert lanes(before) == []
         check(wide, [values(1)], served.ask([values(1)]))
-        assert served.timings[0].pieces == ()
+        assert served.timings[0].task_times == ()
         assert len(served.executor.chains) == 3
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_captured_runs_eagerly_in_pieces(wide: PlacedTorch) -> No
     inputs = [values(2), values(3, 3)]
     with closing(Served(wide, CpuStreams())) as served:  # which has no graphs
         check(wide, inputs, served.ask(inputs))
-        assert all(len(timing.pieces) > 2 for timing in served.timings)
+        assert all(len(timing.task_times) > 2 for timing in served.timings)
         assert served.executor.chains.eager == 2
 
 
@@ -216,24 +216,24 @@ def test_a_piece_that_fails_fails_its_launch_alone_and_leaves_nothing(wide: Plac
         assert all(lane._queue.empty() for lane in placed.crew.lanes.values())
 
 
-@pytest.mark.parametrize("reason", ["0 cores beside it", "can't start new thread", "cannot be run apart"])
+@pytest.mark.parametrize("reason", ["0 cores beside it", "can't start new thread", "cannot be run separately"])
 def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
     wide: PlacedTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
     def refuse(*_: object) -> None:
-        raise (AssertionError if "apart" in reason else RuntimeError)(reason)
+        raise (AssertionError if "separately" in reason else RuntimeError)(reason)
 
     wide.place(on_cores(wide, *BRANCHES))
     if "thread" in reason:
         monkeypatch.setattr(placeable, "Lane", refuse)
-    elif "apart" in reason:
-        monkeypatch.setattr(wide._cutter, "piece", refuse)
+    elif "separately" in reason:
+        monkeypatch.setattr(wide._cutter, "segment_of", refuse)
     with (
         caplog.at_level(logging.WARNING),
         closing(Served(wide, LateStreams(), () if "0" in reason else CORES)) as served,
     ):
         check(wide, [values(7)], served.ask([values(7)]))
-        assert served.timings[0].pieces == ()
+        assert served.timings[0].task_times == ()
     assert "its placement is not used, it runs on cuda:0 alone" in caplog.text
     assert reason in caplog.text
     assert caplog.text.count("its placement") == 1

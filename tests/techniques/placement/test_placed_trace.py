@@ -73,7 +73,7 @@ def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: 
     path.write_bytes(random_dag(STEPS, range(3, 9)).SerializeToString())
     with open_placed(path) as model:
         whole = (0, model.unit_count)
-        assert model.take_pieces() == ()
+        assert model.take_task_times() == ()
         model.place(
             placement(
                 model,
@@ -81,9 +81,9 @@ def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: 
             )
         )
         model.run(*whole, INPUTS, (0, 1))
-        pieces = model.take_pieces()
+        pieces = model.take_task_times()
         assert len(pieces) == len(model.pieces(2))
         assert all(isinstance(piece, PieceTime) for piece in pieces)
-        assert model.take_pieces() == ()
+        assert model.take_task_times() == ()
         model.run(*whole, INPUTS, 1)
-        assert model.take_pieces() == ()
+        assert model.take_task_times() == ()

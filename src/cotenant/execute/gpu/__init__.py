@@ -1,1 +1,1 @@
-"""GPUs as executors see them: streams, shares by green contexts, recorded graphs, resident weights."""
+"""Executors on GPUs: streams, shares by green contexts, captured graphs, resident weights."""

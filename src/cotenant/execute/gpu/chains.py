@@ -1,8 +1,8 @@
-"""Segments of a model captured at loading, for each lane and number of rows: nothing is captured while it serves.
+"""Captured segments of a model, for each lane and batch size; they are captured when the model is loaded.
 
-The segments of a chain work on the same tensors: what one leaves is what the next one reads. Rows of a batch are padded
-to those of the next chain. All chains of a lane share one memory, as large as the largest of them needs, since they
-never run at once; so what a batch has left is copied out where it pauses.
+The segments of a chain work on the same tensors: a segment reads what the one before it wrote. A batch is padded to the
+rows of the next larger chain. A lane runs one chain at a time, so its chains share memory of the size of the largest
+one. Tensors of a paused batch are copied out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from cotenant.execute.gpu.streams import Named, Replay, StreamLane
 from cotenant.work import Share
 
 WARM_RUNS = 2
-"""The first loads kernels and plans, which are of the thread; the second shows what the first has left."""
+"""The first run loads kernels and plans of the thread; the second uses memory that the first has freed."""
 Run = Callable[[int, int, Named], Named]
 """Submits units [start, end) on these tensors."""
 
 
 class BatchForm(NamedTuple):
-    """What decides which chain a batch runs by. `shapes` are those of a row of each input, and its type; of the whole
-    input, and `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
+    """Key by which a batch finds its chain. `held` is the number of rows of its tensors, with padding.
+
+    `shapes` are the shape of a row and the type of each input; of a model without batches whole shapes, and `rows` is
+    0.
     """
 
     shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -38,17 +40,17 @@ class BatchForm(NamedTuple):
         return BatchForm(self.shapes, self.rows, rows)
 
     def of_rows(self, rows: int) -> BatchForm:
-        """The form of so many rows of it, without padding."""
+        """The form of a chunk of so many rows, without padding."""
         return BatchForm(self.shapes, rows, rows) if self.rows else self
 
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of an output that somebody asked for."""
+        """The rows of an output that belong to the batch."""
         is_longer = self.held > self.rows and tensor.ndim and len(tensor) == self.held
         return tensor[: self.rows] if is_longer else tensor
 
 
 def form_of(inputs: Named, rows: int, max_batch: int) -> BatchForm:
-    """The form of a batch that begins."""
+    """The form of a batch at its first unit."""
     if max_batch > 1:
         return BatchForm(
             tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows
@@ -57,16 +59,16 @@ def form_of(inputs: Named, rows: int, max_batch: int) -> BatchForm:
 
 
 class Prepared(Protocol):
-    """What was captured of a model for batches of so many rows."""
+    """Captured graphs of a model for batches of `rows` rows."""
 
     rows: int
 
     def has(self, start: int, end: int) -> bool:
-        """Whether these units are in it, from cut to cut."""
+        """Whether both boundaries of these units are cuts of the captured graphs."""
 
 
 class SegmentChain:
-    """One model at `rows` rows on one lane: the tensors at each cut, and the graphs between them. 0: not a batch."""
+    """One model at `rows` rows (0: not batched) on one lane: tensors at each cut, and captured graphs between cuts."""
 
     def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], replays: Sequence[Replay]) -> None:
         self.rows = rows
@@ -75,14 +77,13 @@ class SegmentChain:
         self._replays = replays
 
     def has(self, start: int, end: int) -> bool:
-        """Whether these are two of its cuts."""
+        """Whether both are cuts of the chain."""
         return start in self._at and end in self._at
 
     def fill(self, start: int, values: Named) -> None:
-        """Submit the copies of what is live at a cut, which may have fewer rows than the chain: the others become 0.
+        """Submit copies of the live tensors at a cut. Rows that are missing become 0; unread tensors may be left out.
 
-        What lies there is of other work. As an index of a table it would end the device's context. Tensors that the
-        next units do not read may be left out.
+        Rows of earlier work would otherwise stay: as an index of a table, one could end the context.
         """
         for name, tensor in self._tensors[self._at[start]].items():
             value = values.get(name)
@@ -94,14 +95,14 @@ class SegmentChain:
             tensor.copy_(value, non_blocking=True)
 
     def replay(self, start: int, end: int) -> Named:
-        """Submit the units between two cuts. Gives the tensors there, which the next launch writes over."""
+        """Submit the units between two cuts. Returns the tensors there, which the next launch overwrites."""
         for replay in self._replays[self._at[start] : self._at[end]]:
             replay()
         return self._tensors[self._at[end]]
 
 
 def warm_segments(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named) -> None:
-    """Submit a model's segments twice, on the calling thread, the lane's own. Raises what the model does."""
+    """Submit a model's segments twice, on the lane's own thread. Raises exceptions of the model."""
     for _ in range(WARM_RUNS):
         values: Named = {name: lane.upload(value) for name, value in inputs.items()}
         for start, end in pairwise(cuts):
@@ -109,16 +110,16 @@ def warm_segments(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
 
 
 def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named, rows: int) -> SegmentChain:
-    """Capture a model that is warm, and submit what was captured twice, on the lane's own thread.
+    """Capture a model after warm-up, and submit the captured graphs twice, on the lane's own thread.
 
-    `inputs` lie on the host. Raises what `StreamLane.capture` raises, and what the model does.
+    `inputs` are on the host. Raises as `StreamLane.capture`, and exceptions of the model.
     """
     there = {name: lane.upload(value) for name, value in inputs.items()}
     tensors: list[Named] = []
     replays: list[Replay] = []
 
     def begin() -> Named:
-        if not tensors:  # of the lane's memory, too
+        if not tensors:  # allocated during the capture: from the lane's memory
             tensors.append({name: torch.empty_like(value) for name, value in there.items()})
         return run(cuts[0], cuts[1], tensors[0])
 
@@ -126,10 +127,10 @@ def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
         replay, outputs = lane.capture(partial(run, start, end, tensors[-1]) if tensors else begin)
         replays.append(replay)
         tensors.append(outputs)
-    chain = SegmentChain(rows, cuts, [lane.lend(each) for each in tensors], replays)
+    chain = SegmentChain(rows, cuts, [lane.unowned(each) for each in tensors], replays)
     for _ in range(WARM_RUNS):
         chain.fill(cuts[0], there)
-        for at, (start, end) in enumerate(pairwise(cuts), 1):  # a cut that cannot be filled shows
+        for at, (start, end) in enumerate(pairwise(cuts), 1):  # fails for a cut that cannot be filled
             chain.replay(start, end)
             if end != cuts[-1]:
                 chain.fill(end, {name: value.clone() for name, value in tensors[at].items()})
@@ -137,7 +138,7 @@ def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
 
 
 class Chains:
-    """What was captured for launches, by model, share and shape of a row. Not thread-safe for writers."""
+    """Captured graphs by model, share and shape of a row. One writer at a time."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Share], dict[Any, list[Prepared]]] = {}
@@ -149,19 +150,19 @@ class Chains:
         return sum(len(chains) for shapes in self._known.values() for chains in shapes.values())
 
     def add(self, model: int, share: Share, form: BatchForm, chain: Prepared) -> None:
-        """Keep a chain of the model of that number."""
+        """Add a chain of the model with that number."""
         known = dict(self._known.get((model, share), {}))
         known[form.shapes] = sorted([*known.get(form.shapes, []), chain], key=lambda each: each.rows)
         self._known[model, share] = known
 
     def has(self, model: int, share: Share, form: BatchForm, rows: int) -> bool:
-        """Whether there is one of exactly so many rows."""
+        """Whether there is a chain of exactly so many rows."""
         return rows in [chain.rows for chain in self._known.get((model, share), {}).get(form.shapes, [])]
 
     def find(self, model: int, share: Share, form: BatchForm | None, start: int, end: int) -> Prepared | None:
-        """The smallest chain with room for a batch that has these cuts; None to run unit by unit.
+        """The smallest chain that holds the batch and has these cuts; None to run unit by unit.
 
-        A batch that has begun stays in tensors of the rows that it has.
+        A paused batch needs a chain with exactly the rows that its tensors have.
         """
         chain = None
         shapes = self._known.get((model, share))
@@ -179,8 +180,8 @@ class Chains:
     def drop(self, model: int) -> None:
         """Forget the chains of a model; launches under way keep theirs.
 
-        Their graphs go with the last one of their share: newer torch (2.13) takes cuBLAS's workspace on a stream away
-        with any graph of it, and the others would write on where it was.
+        Graphs of a share are freed together: torch 2.13 frees cuBLAS's workspace of a stream with any of its graphs.
+        The other graphs would still write there.
         """
         for key in [key for key in self._known if key[0] == model]:
             self._dropped.setdefault(key[1], []).append(self._known.pop(key))

@@ -1,7 +1,7 @@
-"""The thread that tells how the launches of all lanes of a device have ended.
+"""Polls the ends of launches of all lanes of a device, on one thread.
 
-It looks more and more often as the end that was predicted comes near, and less and less often the later it gets: a
-wait in the driver costs tens of microseconds a launch, and a thread for each lane wakes beside the others.
+The polling interval shrinks as the predicted end of a launch comes near, and grows when the launch is late. A wait in
+the driver would cost tens of microseconds a launch, and each lane would need a thread.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from typing import Protocol
 from cotenant.execute.threads.lanes import left_s
 
 _EARLY, _LATE = 2, 32
-"""It looks again after this part of the time that is left, or by which the end is late."""
+"""The next poll is after the time to the predicted end divided by `_EARLY`, or the lateness divided by `_LATE`."""
 _LEAST_NS, _MOST_NS = 10_000, 1_000_000
-"""Between two looks; the latter once the end is late."""
+"""Bounds of the polling interval; the upper one for launches that are late."""
 _FOREVER_NS = 1 << 62
-_SET_TIMER_SLACK = 29  # of Linux's prctl: by how many ns a thread's sleep may be longer than asked
+_SET_TIMER_SLACK = 29  # of Linux's prctl: ns by which a thread may sleep longer than requested
 
 
 class Flight(Protocol):
-    """A launch that is on the device. Neither method may raise."""
+    """A launch on the device. Its methods may not raise."""
 
     due_ns: int
-    """When it is believed to end, as `time.monotonic_ns` counts."""
+    """Predicted end, in ns of `time.monotonic_ns`."""
 
     def is_over(self) -> bool:
         """Whether it has ended; never blocks."""
 
     def land(self) -> None:
-        """Tell that it has ended."""
+        """Report its end."""
 
 
 class Completions:
-    """Lands flights when they have ended, those of one lane in the order in which they were added. Thread-safe."""
+    """Reports ends of launches, those of one lane in the order in which they were added. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._lanes: dict[Hashable, deque[Flight]] = {}
         self._changed = threading.Condition()
         self._wake_ns = 0
-        """Until when the thread sleeps at most; 0 while it does not."""
+        """Time at which the sleeping thread wakes at the latest; 0 while it does not sleep."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"cotenant-ends-{name}", daemon=True)
         self._thread.start()
 
     def add(self, lane: Hashable, flight: Flight) -> None:
-        """Land this flight once it is over: at once, on the calling thread, where it is and none is before it.
+        """Report the end of this launch: at once if it has ended and none is before it, else later.
 
-        Flights of a lane are added by one thread.
+        One thread for each lane.
         """
         waiting = self._lanes.get(lane)
         if not waiting and flight.is_over():
@@ -65,17 +65,17 @@ class Completions:
                 self._changed.notify_all()
 
     def look(self) -> None:
-        """Something has changed that flights are over by, or are believed to be."""
+        """Poll now: a launch may have ended, or its predicted end has changed."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_idle(self, lane: Hashable) -> None:
-        """Wait until no flight of a lane is left that was added."""
+        """Wait until all launches added for a lane have ended."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lanes.get(lane))
 
     def close(self, until_s: float | None = None) -> bool:
-        """Land all that is left, and stop; nothing is waited for beyond `until_s`. Says whether all has landed."""
+        """Report all remaining ends and stop. Waits until `until_s` at most; returns whether all ends are reported."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -85,11 +85,11 @@ class Completions:
 
     def _run(self) -> None:
         sleep_precisely()
-        while self._turn():
+        while self._poll():
             pass
 
-    def _turn(self) -> bool:
-        """One look at the first flight of every lane; False at the end. What has landed is held by nobody after it."""
+    def _poll(self) -> bool:
+        """Poll the first launch of every lane; False at the end. Keeps no reference to ended launches."""
         over = [(waiting, waiting[0]) for waiting in list(self._lanes.values()) if waiting and waiting[0].is_over()]
         for _, flight in over:
             flight.land()
@@ -110,13 +110,13 @@ class Completions:
 
 
 def _pause_ns(flight: Flight) -> int:
-    """How long not to look at a flight."""
+    """Polling interval of a launch in ns."""
     left = flight.due_ns - time.monotonic_ns()
     return max(_LEAST_NS, left // _EARLY) if left > 0 else min(_MOST_NS, max(_LEAST_NS, -left // _LATE))
 
 
 def sleep_precisely() -> None:
-    """Let sleeps of the calling thread be as short as asked, where the system can."""
+    """Set the timer slack of the calling thread to 1 ns, where the system supports it."""
     try:
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""A GPU as a configuration wants it: its shares, the streams inside them, and the executor of those."""
+"""A GPU by configuration: its shares, their streams, and the executor on them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class SmLayout:
-    """A GPU, divided into shares of its SMs, which its driver is asked about. Implements `Layout`."""
+    """A GPU divided into shares of its SMs; asks its driver for their number. Implements `Layout`."""
 
     def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
-        """See Layout."""
+        """The shares of the configuration."""
         return sm_lanes(section, where)
 
     def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
-        """See Layout: the SMs of the lanes, which stay as they are."""
+        """The SMs of the lanes, which do not change while it serves."""
         return Machine.holding(lanes)
 
 
 SMS = SmLayout()
 SWITCH_S = 5e-5
-"""How long a thread keeps the interpreter when others ask for it: a GPU idles while who submits to it waits."""
+"""Switch interval of the interpreter in seconds: while a submitting thread waits for the interpreter, a GPU idles."""
 
 
 def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | None = None) -> tuple[Share, ...]:
-    """The shares of a GPU. `grid` says how its SMs can be divided, else its driver is asked. Raises ConfigError."""
+    """The shares of a GPU. `grid`: how its SMs can be divided, by default asked from its driver. Raises ConfigError."""
     if section.lanes not in ("single", "all"):
         raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
     if section.lanes == "all" and section.shares:
@@ -54,7 +54,7 @@ def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | Non
 
 
 def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> CudaStreams:
-    """Streams of the GPU, divided into partitions, else as the section says. Raises ConfigError when there is none."""
+    """Streams of the GPU, divided into `partitions`, by default those of the section. Raises ConfigError."""
     try:
         from cotenant.execute.gpu.cuda_streams import CudaStreams
         from cotenant.execute.gpu.sm_shares import open_shares
@@ -68,11 +68,11 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
         raise ConfigError(f"[device]: kind is 'cuda', but {error}") from None
     try:
         partitions = tuple(dict.fromkeys(partitions or sm_lanes(section, grid=shares.grid)))
-        streams = len(partitions) * (1 if section.sharing == "green" else 2)  # plain ones: two, one for the urgent
+        streams = len(partitions) * (1 if section.sharing == "green" else 2)  # plain: another for urgent launches
         if streams > queue_count(os.environ):
             raise GpuError(
-                f"the {len(partitions)} shares that launches may get need {streams} streams, and streams beyond the "
-                f"{queue_count(os.environ)} queues of CUDA ({VARIABLE}, {MOST} at most) wait for others: have fewer "
+                f"the {len(partitions)} shares that launches may get need {streams} streams, more than the "
+                f"{queue_count(os.environ)} queues of CUDA ({VARIABLE}, {MOST} at most): configure fewer "
                 "shares, or a policy that joins none"
             )
         shares.split(partitions)
@@ -83,13 +83,13 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
 
 
 def open_executor(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
-    """Streams of the GPU in this process; what waits for a device has no need to be nice. Raises ConfigError."""
+    """An executor on streams of the GPU; ignores `lane_nice`, since its threads only submit. Raises ConfigError."""
     streams = open_streams(section, partitions)
     sys.setswitchinterval(SWITCH_S)
     from cotenant.execute.torch.executor import TorchExecutor
 
     cores = device_cores(section)
-    return TorchExecutor(streams, cores[1:] or cores)  # one is left for who submits
+    return TorchExecutor(streams, cores[1:] or cores)  # the first core is for the submitting threads
 
 
 def _ask_driver(section: DeviceSection, where: str) -> SmGrid:

@@ -1,7 +1,7 @@
-"""The CUDA driver through its Python bindings (package cuda-bindings), which nothing here needs until it is asked for.
+"""The CUDA driver through its Python bindings (package cuda-bindings), imported only when they are needed.
 
-torch built for CUDA 13 depends on that package, so who can run a model on a GPU has it. The module of the bindings is
-handed around as a value: tests hand over one of their own.
+torch for CUDA 13 depends on that package, so it is installed wherever models run on a GPU. Functions take the module of
+the bindings as an argument: tests pass their own.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from cotenant.errors import CotenantError
 
 GREEN_SINCE = 12040
-"""CUDA version of the first driver with green contexts (12.4), as cuDriverGetVersion counts."""
+"""Version of the first driver with green contexts (12.4), as cuDriverGetVersion returns it."""
 
 
 class GpuError(CotenantError):
-    """A GPU cannot be used, or its driver refused a call: names the call, the reason and what would mend it."""
+    """A GPU cannot be used, or its driver refused a call. The message names the call, the reason and a remedy."""
 
 
 def load_driver() -> Any:
-    """The driver, initialised. Raises GpuError when the bindings or the driver itself are missing."""
+    """The initialised driver. Raises GpuError when the bindings or the driver are missing."""
     try:
         driver: Any = import_module("cuda.bindings.driver")
     except ImportError:
@@ -32,18 +32,18 @@ def load_driver() -> Any:
 
 
 def start(driver: Any) -> None:
-    """Initialise the driver; again is harmless. Raises GpuError."""
+    """Initialise the driver; may be repeated. Raises GpuError."""
     try:
         call(driver, "cuInit", 0)
     except GpuError:
         raise
-    except Exception as error:  # the bindings load the library here, and have errors of their own for it
+    except Exception as error:  # the bindings load the library here, and raise their own errors
         text = "the NVIDIA driver's library cannot be loaded; is there a GPU, and its driver?"
         raise GpuError(f"{text} ({type(error).__name__})") from None
 
 
 def call(driver: Any, name: str, *arguments: Any) -> Any:
-    """Call a function of the driver: what it gives beside the status (None, one value, or a tuple). Raises GpuError."""
+    """Call a function of the driver; returns its results but the status (None, a value, a tuple). Raises GpuError."""
     function = getattr(driver, name, None)
     if function is None:
         raise GpuError(f"the installed cuda-bindings have no {name}; expected 12.4 or newer")
@@ -55,7 +55,7 @@ def call(driver: Any, name: str, *arguments: Any) -> Any:
 
 
 def device_of(driver: Any, index: int) -> Any:
-    """The driver's handle of a GPU. Raises GpuError when there is none of that number."""
+    """The driver's handle of a GPU. Raises GpuError when there is no GPU of that number."""
     count = int(call(driver, "cuDeviceGetCount"))
     if index >= count:
         raise GpuError(f"there is no cuda:{index}; the driver sees {count} GPU{'' if count == 1 else 's'}")
@@ -63,7 +63,7 @@ def device_of(driver: Any, index: int) -> Any:
 
 
 def attribute(driver: Any, device: Any, name: str) -> int:
-    """A number that the driver has about a GPU, by the name of the attribute without its prefix. Raises GpuError."""
+    """An attribute of a GPU by its name without the prefix CU_DEVICE_ATTRIBUTE. Raises GpuError."""
     wanted = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return int(call(driver, "cuDeviceGetAttribute", wanted, device))
 
@@ -78,7 +78,7 @@ def capability_of(driver: Any, device: Any) -> tuple[int, int]:
 
 @contextmanager
 def current(driver: Any, context: Any) -> Iterator[None]:
-    """Make a context that of the calling thread for a while; leaves the thread as it was."""
+    """Make a context current on the calling thread, and restore the thread's context afterwards."""
     call(driver, "cuCtxPushCurrent", context)
     try:
         yield

@@ -1,6 +1,6 @@
-"""CUDA streams inside shares of a GPU, as the torch executor uses them. Not yet run on hardware: docs/gpu.md.
+"""CUDA streams in shares of a GPU, for the torch executor. See docs/gpu.md for the state of tests on hardware.
 
-Copies are asynchronous over pinned memory, which torch caches. Nothing here waits for the device.
+Copies are asynchronous over pinned memory, which torch caches. No method waits for the device.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from cotenant.work import Share
 
 _NS_PER_MS = 1_000_000
 _SHORT = 4
-"""Memory is short when less than this part of it is free: captured work cannot have what torch keeps for other work."""
+"""Memory is short when less than 1 / _SHORT of it is free: captures cannot use memory that torch caches."""
 _CYCLES_PER_NS = 2
-"""Of a GPU's clock, about, and rather too many: a stream that is held too long costs nothing."""
+"""Clock of a GPU, rounded up: keeping a stream busy for too long costs nothing."""
 _cuda: Any = torch.cuda  # its stubs leave out half of the types
 _log = logging.getLogger("cotenant.torch")
 
 
 class CudaStreams:
-    """The GPU number `index` as a device with streams, divided by `shares`, which are split before lanes run.
+    """The GPU number `index` as a device with streams. `shares` divides it, and is split before lanes run.
 
-    Closing it closes the shares. What a capture that CUDA invalidates leaves behind in torch is not to be trusted:
-    there is none after it.
+    `close` closes the shares. After a capture that CUDA invalidated, torch's allocator is in an unknown state, so
+    nothing is captured any more.
     """
 
     timed_every = 16
-    """Recording a timed event costs the device some microseconds, and asking for the time between two the host."""
+    """A timed event costs the device some microseconds, and reading the time between two events costs the host."""
 
     def __init__(self, index: int, shares: GpuPartitioner) -> None:
         self.name = f"cuda:{index}"
@@ -47,29 +47,29 @@ class CudaStreams:
         self.device = torch.device("cuda", index)
         self.shares = shares
         self.capturing = threading.Lock()
-        """torch knows one capture at a time, and gives no memory back meanwhile."""
+        """torch supports one capture at a time, and frees no memory meanwhile."""
         self.kept: list[Any] = []
-        """Graphs of captures that failed, which must not go: see `give_up_graphs`, and `Chains.drop`."""
+        """Graphs of failed captures, which must not be freed: see `abandon_graphs` and `Chains.drop`."""
 
     def lane(self, share: Share) -> StreamLane:
-        """See StreamDevice."""
+        """The CUDA streams of a share."""
         return _CudaLane(self, share)
 
     def room(self) -> tuple[int, int]:
-        """See StreamDevice. Giving back waits for the whole device: it is done where memory is short."""
+        """Free and total bytes. If memory is short, frees torch's cache first, which waits for the whole device."""
         free, total = _cuda.mem_get_info(self.device)
         if free < total // _SHORT:
-            with self.capturing, suppress(RuntimeError):  # torch 2.11 refuses after one that was invalidated
+            with self.capturing, suppress(RuntimeError):  # torch 2.11 refuses after an invalidated capture
                 _cuda.empty_cache()
             free, total = _cuda.mem_get_info(self.device)
         return int(free), int(total)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See StreamDevice."""
+        """Whether torch.OutOfMemoryError is among the causes."""
         return any(isinstance(each, torch.OutOfMemoryError) for each in causes(error))
 
     def is_lost(self, error: BaseException) -> bool:
-        """See StreamDevice. After an error that ends a context, every later call of the driver fails: one is made."""
+        """Whether the context is lost, found by another call of the driver: after such an error every call fails."""
         if self.is_out_of_memory(error) or not any(isinstance(each, RuntimeError) for each in causes(error)):
             return False
         try:
@@ -79,14 +79,14 @@ class CudaStreams:
         return False
 
     def close(self) -> None:
-        """See StreamDevice."""
+        """Close the shares."""
         self.shares.close()
 
-    def give_up_graphs(self, graph: Any, pool: Any, reason: str) -> None:
-        """A capture has failed at its end, and its graph is kept. Where the end got so far as to leave the pool, no
-        other capture is concerned: CUDA refused this graph (a cluster of blocks that does not fit into a share,
-        say). Else CUDA invalidated the capture, and torch 2.11 leaves its allocator in the state of a capture under
-        way, with a pointer to the graph: this ends that, and nothing is captured any more.
+    def abandon_graphs(self, graph: Any, pool: Any, reason: str) -> None:
+        """Keep the graph of a capture that failed at its end, and stop capturing if CUDA invalidated the capture.
+
+        If the pool was already left, CUDA only refused this graph (e.g. a cluster of blocks too large for a share).
+        Otherwise torch 2.11 leaves its allocator inside the capture, with a pointer to the graph. This call ends that.
         """
         self.kept.append(graph)
         try:
@@ -94,7 +94,7 @@ class CudaStreams:
         except RuntimeError:
             return
         self.why_no_graphs = f"a capture was invalidated: {reason}"
-        _log.error("%s: nothing is captured any more until the server is restarted: %s", self.name, reason)
+        _log.error("%s: CUDA graphs are off until the server is restarted: %s", self.name, reason)
 
 
 class _CudaLane:
@@ -106,10 +106,10 @@ class _CudaLane:
         self._share = share
         self._stream: Any = None
         self._copies: dict[bool, Any] = {}
-        """Streams of copies, by whether they go up; made where they are needed: each takes a queue of the device."""
+        """Streams for copies, by direction (True: to the device). Made on demand: each takes a queue of the device."""
         self._pool: Any = None
         self._graphs: WeakSet[Any] = WeakSet()
-        """Those that use the pool: when the last one is gone, torch lets no other capture have it."""
+        """Graphs in the pool. After the last one is freed, torch allows no other capture in the pool."""
 
     def settle(self) -> None:
         _cuda.set_device(self._device)
@@ -159,11 +159,11 @@ class _CudaLane:
         return there.copy_(tensor, non_blocking=True)
 
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = array_of(tensor).copy()  # whoever drops pinned memory records events on our stream
+        array: npt.NDArray[Any] = array_of(tensor).copy()  # freeing pinned memory records events on our stream
         return array
 
     def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
-        # Not `torch.cuda.graph`: it waits for the whole device, and with it for the work of every other lane.
+        # Not `torch.cuda.graph`: it waits for the whole device, that is for the work of all other lanes.
         graph = _cuda.CUDAGraph()
         with self._home.capturing, _without_collecting():
             if not self._graphs:
@@ -182,19 +182,19 @@ class _CudaLane:
                 raise
         return graph.replay, outputs
 
-    def lend(self, tensors: Named) -> Named:
-        return {name: _lent(tensor) for name, tensor in tensors.items()}
+    def unowned(self, tensors: Named) -> Named:
+        return {name: _unowned(tensor) for name, tensor in tensors.items()}
 
     def _end(self, graph: Any, error: BaseException) -> None:
-        """End a capture whose work raised. CUDA may not mind: then nothing is amiss but this work."""
+        """End a capture after an exception in its work. If CUDA accepts that, only this work has failed."""
         try:
             graph.capture_end()
             self._home.kept.append(graph)
-        except BaseException:  # it says again that the capture was invalidated
+        except BaseException:  # raised again: the capture was invalidated
             self._invalidate(graph, error)
 
     def _invalidate(self, graph: Any, error: BaseException) -> None:
-        self._home.give_up_graphs(graph, self._pool, str(error).partition("\n")[0] or type(error).__name__)
+        self._home.abandon_graphs(graph, self._pool, str(error).partition("\n")[0] or type(error).__name__)
 
 
 class _CudaEvent:
@@ -214,7 +214,7 @@ class _CudaEvent:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Graphs and pinned memory that go while the calling thread captures would be part of the capture."""
+    """Disable garbage collection: objects of the device that it frees during a capture would be part of the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -224,8 +224,8 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _lent(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same memory that is not told when that is given to somebody else."""
+def _unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor's memory that does not keep the memory allocated."""
     store = tensor.untyped_storage()
     borrowed = torch._C._construct_storage_from_data_pointer(store.data_ptr(), tensor.device, store.nbytes())
     made: torch.Tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""The queues through which a process hands work to a GPU: streams that share one wait for each other."""
+"""Hardware queues from a process to a GPU: streams that share a queue wait for each other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _USUAL = 8
 
 
 def use_all_queues(environment: MutableMapping[str, str]) -> None:
-    """Have as many queues as there can be, unless the user has set their number. Before CUDA starts, which reads it."""
+    """Use the maximum number of queues unless the user has set it. Call it before CUDA starts, which reads it."""
     environment.setdefault(VARIABLE, str(MOST))
 
 
 def queue_count(environment: Mapping[str, str]) -> int:
-    """How many queues CUDA makes in such an environment."""
+    """Number of queues that CUDA makes with this environment."""
     text = environment.get(VARIABLE, "")
     return min(MOST, int(text)) if text.isdecimal() and int(text) else _USUAL

@@ -1,4 +1,4 @@
-"""The thread of a stream lane, which submits what the lane is to run."""
+"""The thread of a stream lane, which submits the lane's launches."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ T = TypeVar("T")
 
 
 class LaneThread:
-    """The streams of a share, and the thread that submits to them what is put here, in order."""
+    """The streams of a share, and the thread that runs the tasks of the lane in order (`put`)."""
 
     def __init__(self, lane: StreamLane, name: str) -> None:
         self.streams = lane
         self.count = 0
-        """Launches so far, of which some are timed."""
+        """Launches so far; some of them are timed."""
         self.problem: Exception | None = None
-        """Why nothing can run here."""
+        """Why the lane cannot run anything."""
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.put = self._tasks.put
         self._thread = threading.Thread(target=self._run, name=f"cotenant-stream-{name}", daemon=True)
         start_thread(self._thread, f"launches on the stream lane {name} fail")
 
     def do(self, work: Callable[[], T]) -> T:
-        """Do work on the thread, in its turn, and give what it gives; raise what it raises."""
+        """Run `work` on the thread after the tasks before it; return its result, or raise its exception."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -47,7 +47,7 @@ class LaneThread:
         return done.result()
 
     def close(self, until_s: float | None = None) -> bool:
-        """Finish what is queued and stop; nothing is waited for beyond `until_s`. Says whether the thread has ended."""
+        """Run the queued tasks and stop. Waits until `until_s` at most; returns whether the thread has ended."""
         self._tasks.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(left_s(until_s))
@@ -63,7 +63,7 @@ class LaneThread:
                 pass
 
     def _run_one(self) -> bool:
-        """In a method of its own: a variable of the loop would keep the last batch's tensors alive."""
+        """Run one task. A method of its own: a variable of the loop would keep the last batch's tensors alive."""
         task = self._tasks.get()
         if task is not None:
             task()

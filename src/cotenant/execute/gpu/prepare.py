@@ -1,4 +1,4 @@
-"""Making a model ready on the lanes of a device: its segments are captured, as far as they can be, and run twice."""
+"""Prepares a model on the lanes of a device: captures its segments as far as possible, and runs them twice."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cotenant.execute.warm import zeros
 from cotenant.work import Share
 
 _FREE_SHARE = 8
-"""Nothing is captured where less than this part of the memory would be left: launches without a chain need some."""
+"""Captures stop when less than 1 / _FREE_SHARE of the memory is free: launches without a chain need memory."""
 _log = logging.getLogger("cotenant.torch")
 
 
 class Preparation:
-    """What becomes of one model on one device. `why_eager` says what keeps the rest of it from being captured.
+    """Prepares one model on one device. `why_eager` says why the rest of it is not captured.
 
-    What CUDA refuses of one number of rows in one share is left out alone: launches of such batches are padded to the
-    next number of rows that was captured there, for the largest one to twice as many.
+    If CUDA refuses one batch size in one share, only that one is left out. Such batches are padded to the next captured
+    size, the largest batch to twice its rows.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Preparation:
 
     @property
     def steps(self) -> list[tuple[Share, Shapes, int]]:
-        """What is to be captured, each by itself: launches of a lane that serves may come in between."""
+        """Captures to make, each a task of its own: launches of a lane that serves run in between."""
         spec = self._spec
         rows = (0,) if spec.max_batch == 1 else spec.rows or row_buckets(spec.max_batch)
         return [(*each, count) for each in product(dict.fromkeys(spec.shares), spec.shapes) for count in rows]
 
     def capture(self, step: tuple[Share, Shapes, int], lane: StreamLane, wait_idle: Callable[[], None]) -> None:
-        """Capture what launches in a share will ask for, on the thread of its lane, unless something is against it.
+        """Capture the model for one share, shape and batch size, on the thread of the lane, if it can be captured.
 
-        `wait_idle` waits for its launches: memory that one of them lets go of meanwhile would be recorded. Raises what
-        says that the device is lost.
+        `wait_idle` waits for launches of the lane: memory that they free during a capture would be recorded. Raises the
+        error by which a device is lost.
         """
         resident, share = self._resident, step[0]
         if share not in resident.ways:
@@ -66,18 +66,18 @@ class Preparation:
             is_wanted = not self.why_eager if way is None else not self.why_way_eager
             if is_wanted:
                 wait_idle()
-                with lane.stream(resident.urgent):  # whose priority kernels of a graph keep
+                with lane.stream(resident.urgent):  # kernels of a graph keep the priority of its stream
                     is_refused = self._capture(*step, lane, way)
                     if is_refused and step[2] == self._spec.max_batch and way is None:
                         self._capture(share, step[1], 2 * step[2], lane, way)
 
     def tell(self) -> None:
-        """Say what was captured, what it takes, and what runs eagerly."""
+        """Log the captures, their memory, and the reason why the rest runs eagerly."""
         made = len(self._chains) - self._before
         if self._refused:
             _log.warning(
-                "model %r: CUDA refused %d of its chains (first: %s): such batches are padded to larger ones, or run "
-                "eagerly; another model.precision or sharing = 'streams' may have kernels that fit",
+                "model %r: CUDA refused to capture %d batch sizes (first: %s): they are padded to larger ones, or run "
+                "eagerly. Set another model.precision, or sharing = 'streams', to use other kernels",
                 *(self._resident.model.name, len(self._refused), self._refused[0]),
             )
         if made or (self.why_eager and not self._device.why_no_graphs):
@@ -89,14 +89,12 @@ class Preparation:
                 f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
             )
         if any(self._resident.ways.values()) and self.why_way_eager and not self._device.why_no_graphs:
-            _log.info(
-                "model %r: by its run strategy, it runs eagerly: %s", self._resident.model.name, self.why_way_eager
-            )
+            _log.info("model %r: its run strategy runs eagerly: %s", self._resident.model.name, self.why_way_eager)
 
     def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, way: WholeRun | None) -> bool:
-        """Capture the model, or what a run strategy has of it, for so many rows; note why that cannot be.
+        """Capture the model, or its run strategy `way`, for so many rows; note the reason if that is impossible.
 
-        Gives whether CUDA refused these rows in this share, and others may be captured.
+        Returns whether CUDA refused only these rows in this share, so that others may be captured.
         """
         model = self._resident.model
         number = self._resident.number if way is None else -self._resident.number
@@ -116,7 +114,7 @@ class Preparation:
             else:
                 way.warm(inputs, rows)
             wait_for(lane.record())
-            free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
+            free, total = self._device.room()  # captures cannot use memory that torch caches from the warm-up
             self._free = self._free or free
             if free < total // _FREE_SHARE:
                 why = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
@@ -143,5 +141,5 @@ class Preparation:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether CUDA refused a launch, and is as it was. torch has no class for it, so its words are looked at."""
+    """Whether CUDA refused a launch but still works. torch has no class for it, so the message is searched."""
     return any("CUDA error" in str(each) and "out of memory" not in str(each) for each in causes(error))

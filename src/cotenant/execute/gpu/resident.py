@@ -1,4 +1,4 @@
-"""A model whose weights lie on a device, in the hands of an executor."""
+"""A model with weights on a device, owned by an executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class StreamModel(Protocol):
-    """What the executor needs of a `TorchModel`."""
+    """The part of `TorchModel` that the executor uses."""
 
     path: Path
     name: str
@@ -25,13 +25,13 @@ class StreamModel(Protocol):
     dfg: Dfg
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Make ready to run ranges of units."""
+        """Build these ranges of units."""
 
     def check_values(self, tensors: Mapping[str, Any]) -> None:
-        """Raise TensorError for inputs, on the host, with an index that a kernel would take for a fault."""
+        """Raise TensorError for inputs on the host with an index outside its table, which would end the context."""
 
     def why_eager(self, start: int, end: int) -> str:
-        """Why these units cannot be captured; "" where nothing is known against it."""
+        """Why these units cannot be captured; "" if no reason is known."""
 
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: int | tuple[int, ...] = 1
@@ -39,17 +39,17 @@ class StreamModel(Protocol):
         """Submit units [start, end) to the calling thread's stream."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Free its weights."""
 
 
 class Resident:
-    """A model that is let go of when no launch of it is under way. Implements `Loaded`.
+    """A model that is closed when no launch of it is under way. Implements `Loaded`.
 
-    `number` is its own, also among models of one tenant.
+    `number` is unique among all models, also of one tenant. With `is_shared` the caller keeps the model and closes it.
     """
 
     def __init__(
-        self, number: int, model: StreamModel, spec: LoadSpec, on_leave: Callable[[Resident], None], is_lent: bool
+        self, number: int, model: StreamModel, spec: LoadSpec, on_leave: Callable[[Resident], None], is_shared: bool
     ) -> None:
         self.number = number
         self.model = model
@@ -57,10 +57,10 @@ class Resident:
         self.max_batch = spec.max_batch
         self._on_leave = on_leave
         self.ways: dict[Share, WholeRun | None] = {}
-        """What runs the whole by a run strategy, by share that is prepared; None where its chains do."""
+        """By prepared share: the run strategy of whole launches; None for the model's own chains."""
         self._launches = 0
         self._closing = self._closed = False
-        self._is_lent = is_lent
+        self._is_shared = is_shared
         self._lock = threading.Lock()
 
     @property
@@ -69,7 +69,7 @@ class Resident:
         return tuple(tensor.name for tensor in self.model.dfg.outputs)
 
     def begin(self) -> bool:
-        """A launch is on its way; never blocks. False when the model is closed."""
+        """Count a launch; never blocks. Returns False when the model is closed."""
         with self._lock:
             if self._closing:
                 return False
@@ -77,13 +77,13 @@ class Resident:
             return True
 
     def end(self) -> None:
-        """A launch has ended."""
+        """Count the end of a launch."""
         with self._lock:
             self._launches -= 1
         self._close_if_idle()
 
     def close(self) -> None:
-        """Take no more launches; let go of the model, unless it is lent, when those under way have ended."""
+        """Refuse new launches; close the model after launches under way, unless it is shared."""
         with self._lock:
             self._closing = True
         self._close_if_idle()
@@ -95,5 +95,5 @@ class Resident:
             self._closed = True
         self._on_leave(self)
         self.ways = {}
-        if not self._is_lent:
+        if not self._is_shared:
             self.model.close()

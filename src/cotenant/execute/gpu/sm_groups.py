@@ -1,4 +1,4 @@
-"""Asking the driver how the SMs of a GPU can be divided."""
+"""Asks the driver how the SMs of a GPU can be divided."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cotenant.execute.gpu.sm_ladder import SmGrid, granularity_of
 
 
 def split_groups(driver: Any, device: Any) -> tuple[SmGrid, tuple[Any, ...]]:
-    """Split a GPU's SMs into as many groups of the smallest size as there can be. Raises GpuError."""
+    """Split a GPU's SMs into as many groups of the smallest size as possible. Raises GpuError."""
     version = int(call(driver, "cuDriverGetVersion"))
     if version < GREEN_SINCE:
         found = f"{version // 1000}.{version % 1000 // 10}"
         raise GpuError(f"the driver is of CUDA {found}, and green contexts need one of 12.4 or newer")
     resource = call(driver, "cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-    # bindings of CUDA 12 do not say what the driver's smallest share is
+    # bindings of CUDA 12 do not report the driver's smallest share
     least = int(getattr(resource.sm, "minSmPartitionSize", 0)) or granularity_of(capability_of(driver, device))
     _, count, _ = call(driver, "cuDevSmResourceSplitByCount", 0, resource, 0, least)
     if not int(count):

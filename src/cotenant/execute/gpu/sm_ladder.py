@@ -1,10 +1,10 @@
-"""How the streaming multiprocessors (SMs) of a GPU are divided: pure arithmetic, no driver.
+"""Division of the streaming multiprocessors (SMs) of a GPU: pure arithmetic, no driver.
 
-The driver splits the SMs ONCE into groups of equal size. A share is any set of these groups: shares that use different
-groups are disjoint.
+The driver splits the SMs once into groups of equal size. A share is a set of these groups: shares of different groups
+are disjoint.
 
-Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group (4 or
-12 of the 132 of an H100, with groups of 8: dies differ) are in no share but that of the whole device.
+Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group are
+only in the share of the whole device: 4 or 12 of the 132 SMs of an H100 with groups of 8, by die.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cotenant.errors import InvalidValueError
 from cotenant.work import Share
 
 _SLACK = 1e-9
-"""Shares like three times 33.3333 % come from divisions: their sum may be over 100 by so much."""
+"""Relative tolerance of sums of shares: three times 33.3333 % may exceed 100 % by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmGrid:
-    """What the driver makes of a GPU's `total` SMs: `groups` groups of `granularity` SMs each (0: as many as fit).
+    """Division of a GPU's `total` SMs by the driver: `groups` groups of `granularity` SMs each (0: as many as fit).
 
     Raises InvalidValueError when the groups do not fit into the device.
     """
@@ -50,27 +50,27 @@ def device_name(index: int) -> str:
 
 
 def granularity_of(capability: tuple[int, int]) -> int:
-    """SMs in the smallest share by compute capability, where the bindings do not say (CUDA guide, green contexts)."""
+    """SMs in the smallest share by compute capability, for bindings without it (CUDA guide, green contexts)."""
     major = capability[0]
     return 8 if major >= 9 else 4 if major == 8 else 2
 
 
 def whole(grid: SmGrid, index: int) -> Share:
-    """The partition of all SMs, those in no group included."""
+    """The partition of all SMs, including those in no group."""
     return Share(tuple(range(grid.total)), device_name(index))
 
 
 def is_whole(partition: Share, grid: SmGrid) -> bool:
-    """Whether a partition is the whole device, to which no limit needs to be set."""
+    """Whether a partition is the whole device, which needs no limit."""
     return partition.mask == (1 << grid.total) - 1
 
 
 def counts_of(percents: Sequence[float], grid: SmGrid, where: str = "[device]") -> tuple[int, ...]:
-    """How many groups each share gets, shares in percent of the GPU's SMs.
+    """Number of groups of each share; shares are in percent of the GPU's SMs.
 
-    Each share is rounded to the nearest number of groups. When they then need more groups than there are, those that
-    gained most by rounding give one back, equal shares together: they stay equal. Raises InvalidValueError when shares
-    sum up to more than 100 %, or one is smaller than a group.
+    Each share is rounded to the nearest number of groups. While the sum is too large, the share that gained most by
+    rounding loses one group, as do shares of the same percentage. Raises InvalidValueError when shares sum up to more
+    than 100 %, or one is smaller than a group.
     """
     for percent in percents:
         if not percent * grid.total >= 100 * grid.granularity * (1 - _SLACK):
@@ -107,7 +107,7 @@ def partition_of(groups: Sequence[int], grid: SmGrid, index: int) -> Share:
 
 
 def groups_of(partition: Share, grid: SmGrid) -> tuple[int, ...]:
-    """The groups that a partition is made of, rising. Raises InvalidValueError unless it has all slots of each."""
+    """The groups of a partition, ascending. Raises InvalidValueError unless it has all slots of each."""
     groups = tuple(sorted({slot // grid.granularity for slot in partition.cores}))
     if partition.size != len(groups) * grid.granularity or groups[-1] >= grid.groups:
         text = f"all {grid.granularity} slots of each of its groups, of {grid.groups} groups"

@@ -1,7 +1,7 @@
-"""Shares of one GPU as green contexts on disjoint SMs; `sm_streams` has the plain streams with the same surface.
+"""Shares of one GPU as green contexts on disjoint SMs; `sm_streams` has plain streams with the same methods.
 
-A green context is a set of SMs of the primary context: memory, modules and events are common to all, and only the
-kernels of its streams are bound to its SMs. Nothing competes inside a share, so each has one stream for all urgencies.
+A green context is a set of SMs of the primary context. Memory, modules and events are common to all contexts; only
+kernels of its streams are limited to its SMs. A share needs one stream: no kernels of other shares compete in it.
 Source: CUDA driver API, "Green Contexts".
 """
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["GpuPartitioner", "GreenShares", "PlainShares", "open_shares"]
 
 Wrap = Callable[[int, int], Any]
-"""From the address of a stream and the number of its GPU to a torch stream."""
+"""Makes a torch stream from the address of a stream and the number of its GPU."""
 
 
 class _Share:
-    """One green context, or the primary one (None), and its stream."""
+    """One green context, or the primary context (None), and its stream."""
 
     def __init__(self, context: Any, granted: int) -> None:
         self.context = context
@@ -40,9 +40,9 @@ class _Share:
 
 
 class GreenShares:
-    """Shares of a GPU by green contexts over the groups of one split. Implements `GpuPartitioner`.
+    """Shares of a GPU by green contexts over the groups of one split. Implements `GpuPartitioner`. Thread-safe.
 
-    Usable from any thread. Contexts and streams live until it is closed.
+    Contexts and streams live until `close`.
     """
 
     def __init__(self, driver: Any, index: int, wrap: Wrap) -> None:
@@ -57,7 +57,7 @@ class GreenShares:
 
     @classmethod
     def open(cls, index: int, driver: Any = None, wrap: Wrap | None = None) -> Self:
-        """Split a GPU into its groups. Raises GpuError when there is no such GPU, or it has no green contexts."""
+        """Split a GPU into its groups. Raises GpuError when the GPU is missing or has no green contexts."""
         if driver is None:
             driver = load_driver()
         else:
@@ -71,10 +71,10 @@ class GreenShares:
             return MappingProxyType({partition: share.granted for partition, share in self._shares.items()})
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Have a context and a stream for each of these partitions, too; gives the nanoseconds it took.
+        """Make a context and a stream for each new partition; returns the duration in ns.
 
-        Raises InvalidValueError for a partition that is not made of groups of this GPU, GpuError when the driver
-        refuses or the shares are closed; the partitions are then those that were.
+        Raises InvalidValueError for a partition that is not made of groups of this GPU. Raises GpuError when the driver
+        refuses or the shares are closed; the partitions are then unchanged.
         """
         for partition in partitions:
             check_device(partition, self.index)
@@ -88,9 +88,9 @@ class GreenShares:
         return time.perf_counter_ns() - began
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        """The stream of a partition, the same for what is `urgent`.
+        """The stream of a partition, the same for `urgent` launches.
 
-        Raises InvalidValueError for a partition that `split` was not given.
+        Raises InvalidValueError for a partition that was not passed to `split`.
         """
         with self._lock:
             share = self._shares.get(partition)
@@ -102,14 +102,14 @@ class GreenShares:
             return stream
 
     def close(self) -> None:
-        """Wait for what runs, and destroy all contexts."""
+        """Wait for launches under way, and destroy all contexts."""
         with self._lock:
             if self._primary is None:
                 return
             shares, self._shares = self._shares, {}
             with suppress(GpuError), current(self._driver, self._primary):
                 for share in shares.values():
-                    with suppress(GpuError):  # after a kernel that failed there is nothing to wait for
+                    with suppress(GpuError):  # after a failed kernel the stream cannot be waited for
                         call(self._driver, "cuStreamSynchronize", share.stream)
                     self._destroy(share)
             with suppress(GpuError):
@@ -117,7 +117,7 @@ class GreenShares:
             self._primary = None
 
     def _make_all(self, partitions: Sequence[Share]) -> dict[Share, _Share]:
-        """All of these, or none."""
+        """Make all of these, or none."""
         made: dict[Share, _Share] = {}
         try:
             for partition in partitions:
@@ -151,7 +151,7 @@ class GreenShares:
         return share
 
     def _destroy(self, share: _Share) -> None:
-        """The stream first: the driver does not destroy it with its context."""
+        """Destroy the stream before its context: the driver does not destroy both together."""
         if share.stream is not None:
             with suppress(GpuError):
                 call(self._driver, "cuStreamDestroy", share.stream)

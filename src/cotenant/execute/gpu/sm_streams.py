@@ -1,4 +1,4 @@
-"""How a GPU is shared: the protocol of shares, and the plainest of them, streams of the whole device."""
+"""The protocol of a GPU's shares, and the simplest implementation: streams of the whole device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuPartitioner(Protocol):
-    """How a GPU is divided. Partitions may overlap: the core never runs those at the same time."""
+    """Division of a GPU. Partitions may overlap: the core never runs overlapping ones at the same time."""
 
     grid: SmGrid
     index: int
@@ -28,17 +28,17 @@ class GpuPartitioner(Protocol):
         """SMs on which the kernels of each partition may run."""
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Have streams for these partitions, too; gives the nanoseconds it took."""
+        """Make streams for new partitions; returns the duration in ns."""
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        """A stream of a partition; the same one each time. Where nothing competes with it, it is that of the urgent."""
+        """The stream of a partition, the same each time. An `urgent` one has priority if others compete with it."""
 
     def close(self) -> None:
-        """Wait for what runs, and let go of everything."""
+        """Wait for launches under way, and free everything."""
 
 
 class PlainShares:
-    """The same surface with plain streams: each partition's kernels may run on every SM."""
+    """Shares by plain streams: kernels of each partition may run on every SM."""
 
     def __init__(self, index: int, grid: SmGrid, make: Callable[[int, bool], Any]) -> None:
         self.index = index
@@ -64,7 +64,7 @@ class PlainShares:
             return MappingProxyType(dict.fromkeys(self._streams, self.grid.total))
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Have streams for these partitions, too; gives the nanoseconds it took. Raises InvalidValueError."""
+        """Add these partitions; streams are made at the first use. Returns ns taken. Raises InvalidValueError."""
         for partition in partitions:
             check_device(partition, self.index)
             groups_of(partition, self.grid)
@@ -98,7 +98,7 @@ def check_device(partition: Share, index: int) -> None:
 
 
 def unknown(partition: Share, count: int) -> InvalidValueError:
-    """The error for a partition that is not in the division."""
+    """The error for a partition that was not passed to `split`."""
     return InvalidValueError("shares of a GPU", "partition", partition, f"one of the {count} that it was split into")
 
 

@@ -1,4 +1,4 @@
-"""The streams of a GPU's shares as a place where models are opened, measured and run."""
+"""The streams of a GPU's shares as a target device, on which models are opened, measured and run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLOOR_RUNS = 50
 
 
 class IdentityModel:
-    """A model for streams that gives its input back: what it takes is the executor's own time."""
+    """A model on streams that returns its input: its latency is the executor's overhead."""
 
     path = Path("nothing")
     name = "nothing"
@@ -36,36 +36,36 @@ class IdentityModel:
     unit_count = 1
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """There is nothing to build."""
+        """Do nothing: there is nothing to build."""
 
     def check_values(self, tensors: Inputs) -> None:
-        """See StreamModel: it has no indices."""
+        """Do nothing: no input is an index."""
 
     def why_eager(self, start: int, end: int) -> str:
-        """It is never captured."""
+        """The model is never captured."""
         return "there is nothing to capture"
 
     def run(self, start: int, end: int, tensors: Inputs, threads: object) -> Inputs:
-        """What it is given."""
+        """Return the inputs."""
         return tensors
 
 
 class StreamExecutor(ModelExecutor, Protocol):
-    """What measuring on streams needs of an executor, beside what serving does."""
+    """Methods of an executor that measuring on streams needs in addition to serving."""
 
     device: StreamDevice
     cores: Sequence[int]
-    """Those of the host beside the device."""
+    """Cores of the host that the executor may use."""
 
-    def lend(self, model: Runner, spec: LoadSpec) -> Loaded:
-        """As `load`, for a caller that keeps the model."""
+    def load_shared(self, model: Runner, spec: LoadSpec) -> Loaded:
+        """Like `load`, but the caller keeps the model and closes it."""
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
-        """Do work with the streams of a share, on the thread of its lane, and give what it gives."""
+        """Run `work` with the streams of a share, on the thread of its lane, and return its result."""
 
 
 class StreamTarget:
-    """Streams of a device: what is measured there runs through the executor that serves."""
+    """Streams of a device as a target: measured launches run through the executor that serves."""
 
     unit = "SM"
 
@@ -74,22 +74,22 @@ class StreamTarget:
         self.device = executor.device.name
         self.is_padded = not executor.device.why_no_graphs
         self.cores = tuple(executor.cores)
-        """Those of the host beside it."""
-        self._numbers = itertools.count(-1, -1)  # those of a server's launches, batches and queries are from 0 on
+        """Cores of the host that the executor may use."""
+        self._numbers = itertools.count(-1, -1)  # a server's launches, batches and queries count from 0 up
 
     def runs_inline(self, share: Share) -> bool:
-        """See TargetDevice."""
+        """False: launches run on the device."""
         return False
 
     def at(self, share: Share) -> AbstractContextManager[None]:
-        """See TargetDevice: the lane's own thread does."""
+        """Do nothing: the thread of the lane submits launches."""
         return nullcontext()
 
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
-        """See TargetDevice."""
+        """The model under a name of its own in the executor."""
         name = f"{model.name}, measured {next(self._numbers)}"
-        loaded = self._executor.lend(model, spec)
+        loaded = self._executor.load_shared(model, spec)
         self._executor.add_model(name, loaded)
         try:
             yield partial(self._run, model, name, spec.max_batch > 1, {})
@@ -98,17 +98,17 @@ class StreamTarget:
             loaded.close()
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
-        """See TargetDevice."""
+        """Median latency of each unit in ns, by the clock of the device."""
         torch_model: Any = model
         found: tuple[int, ...] = self._executor.do(share, lambda streams: torch_model.unit_ns(inputs, streams))
         return found
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
-        """Do work with the streams of a share, on the thread of its lane, and give what it gives."""
+        """Run `work` with the streams of a share, on the thread of its lane, and return its result."""
         return self._executor.do(share, work)
 
     def floor_ns(self, share: Share) -> int:
-        """See TargetDevice: a number goes to the device and comes back."""
+        """Median latency in ns of sending one number to the device and back."""
         inputs = {"x": np.zeros(1, np.float32)}
         samples = []
         with self.ready(cast(Runner, IdentityModel()), LoadSpec((share,), (0, 1))) as run:

@@ -1,7 +1,7 @@
-"""Devices that take work on streams: what `execute/torch/executor.py` asks of one, and the CPU behind the same calls.
+"""Protocols of devices that run work on streams, for `execute/torch/executor.py`; and the CPU as such a device.
 
-A stream runs what is submitted to it in order, later than the call that submits it. An event marks a place in that
-order; looking whether it was reached is the only way in which a thread here learns that work has ended.
+A stream runs submitted work in order, after the call that submits it. An event marks a position in that order. A thread
+learns that work has ended only by polling an event.
 """
 
 from __future__ import annotations
@@ -23,76 +23,76 @@ from cotenant.work import Share
 _LOOK_S = 1e-4
 Named = Mapping[str, torch.Tensor]
 Replay = Callable[[], None]
-"""Submits work that was captured as a whole to the calling thread's stream, over the same tensors. It holds none."""
+"""Submits captured work to the calling thread's stream, over the same tensors; keeps no tensor alive."""
 
 
 class Event(Protocol):
-    """A place in the order of a stream."""
+    """A position in the order of a stream."""
 
     def is_reached(self) -> bool:
-        """Whether the stream has come here; never blocks. Raises what the device says of the work before."""
+        """Whether the stream has reached it; never blocks. Raises errors of the work before it."""
 
     def ns_since(self, earlier: Any) -> int:
-        """Nanoseconds between an earlier event of the same stream and this one: both reached, and both timed."""
+        """Time in ns since an earlier event of the same stream; both are reached and timed."""
 
 
 def wait_for(event: Event, look_s: float = _LOOK_S) -> None:
-    """Wait until a stream has come to an event. Raises what the device says of the work before."""
+    """Wait until a stream has reached an event. Raises errors of the work before it."""
     while not event.is_reached():
         time.sleep(look_s)
 
 
 class StreamLane(Protocol):
-    """The streams of one share. One thread submits; `threads` is what `TorchModel.run` is told."""
+    """The streams of one share. One thread submits. `threads` is the argument of `TorchModel.run`."""
 
     threads: int | tuple[int, ...]
 
     def settle(self) -> None:
-        """Make the calling thread the one that submits."""
+        """Make the calling thread the submitting thread."""
 
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
-        """What the calling thread submits inside goes to this stream; the urgent one goes first on the device."""
+        """Inside, the calling thread submits to this stream; the device prefers the urgent one."""
 
     def crossing(self, up: bool) -> AbstractContextManager[Any]:
-        """What the calling thread submits inside goes to a stream for copies to the device, or from it to the host."""
+        """Inside, the calling thread submits to a stream for copies to the device (`up`), or back to the host."""
 
     def record(self, timed: bool = False) -> Event:
         """An event at the end of the current stream."""
 
     def follow(self, event: Any) -> None:
-        """What is submitted to the current stream from now on waits for an event of any lane, on the device."""
+        """Let later work of the current stream wait, on the device, for an event of any lane."""
 
     def hold(self, ns: int) -> None:
-        """Keep the current stream busy for about so long: what is submitted meanwhile then runs without gaps."""
+        """Keep the current stream busy for about `ns`: work submitted meanwhile then runs without gaps."""
 
     def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
-        """Arrays below each other, in memory of the host that the device can read while the host goes on.
+        """Join arrays along the first dimension, in host memory that the device can read asynchronously.
 
-        Raises TypeError for a type of elements that torch lacks.
+        Raises TypeError for an element type that torch lacks.
         """
 
     def upload(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor on the device, or that one, that gets the values of one of the host; does not wait for the copy."""
+        """Copy a tensor of the host to the device, to `into` if given; does not wait for the copy."""
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host that gets the values of one, mostly of the device; does not wait for that copy."""
+        """Copy a tensor, mostly of the device, to the host; does not wait for the copy."""
 
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        """A downloaded tensor, whose copy has ended, as an array that does not keep the device's kind of memory."""
+        """A downloaded tensor, after its copy has ended, as an array in ordinary memory."""
 
     def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
-        """Record work on the current stream without running it; all of a lane share one memory, and never run at once.
+        """Record work on the current stream without running it. Captures of a lane share memory, and run one at a time.
 
-        Gives what submits it, and the tensors that it writes: their memory is theirs while somebody has them. Raises
-        whatever stands against it; the stream can be used afterwards.
+        Returns a function that submits the work, and the tensors that it writes; references to them keep their memory.
+        Raises any error of the capture; the stream can be used afterwards.
         """
 
-    def lend(self, tensors: Named) -> Named:
-        """The same tensors of captured work, without a hold on their memory: other captures of the lane may have it."""
+    def unowned(self, tensors: Named) -> Named:
+        """Views of captured tensors that do not keep their memory: other captures of the lane may reuse it."""
 
 
 class StreamDevice(Protocol):
-    """A device with streams. `name` is where torch has to put a model's weights: "cpu" or "cuda:N".
+    """A device with streams. `name` is torch's name of it: "cpu" or "cuda:N".
 
     Events of every `timed_every`th launch of a lane are timed.
     """
@@ -102,30 +102,30 @@ class StreamDevice(Protocol):
 
     @property
     def why_no_graphs(self) -> str:
-        """Why nothing can be captured here, or not any more; "" while it can."""
+        """Why work cannot be captured, or not any more; "" while it can."""
 
     @property
     def capturing(self) -> AbstractContextManager[Any]:
-        """Held while work is captured, and by who lets go of what was."""
+        """Held during captures, and while captured graphs are freed."""
 
     def lane(self, share: Share) -> StreamLane:
         """The streams of a share."""
 
     def room(self) -> tuple[int, int]:
-        """Bytes of its memory that are free, and bytes in all; if short, what is kept for later is given back."""
+        """Free and total bytes of its memory; frees cached memory first if it is short."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether this, or what caused it, says that the device has no memory left."""
+        """Whether the error, or a cause of it, says that the device has no memory left."""
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether the device takes no more work after this error."""
+        """Whether the device cannot be used after this error."""
 
     def close(self) -> None:
-        """Let go of streams; nothing runs on them any more."""
+        """Free its streams, on which nothing runs any more."""
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """An error, what caused it, and so on."""
+    """An error, its cause, the cause of that, and so on."""
     found: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in found:
@@ -140,7 +140,7 @@ def causes(error: BaseException) -> list[BaseException]:
 class CpuStreams:
     """Cores of this machine as a device with streams: work runs when it is submitted, on a thread pinned to them.
 
-    `nice` is the nice value of these threads and of those that torch starts for them.
+    `nice` is the nice value of these threads, and of those that torch starts for them.
     """
 
     name = "cpu"
@@ -152,23 +152,23 @@ class CpuStreams:
         self._nice = nice
 
     def lane(self, share: Share) -> StreamLane:
-        """See StreamDevice."""
+        """The cores of a share."""
         return _CpuLane(share, self._nice)
 
     def room(self) -> tuple[int, int]:
-        """See StreamDevice. Nobody bounds the host's memory here."""
+        """Unlimited: the host's memory is not bounded here."""
         return sys.maxsize, sys.maxsize
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See StreamDevice. torch has no class of its own for the host's memory, so its words are looked at."""
+        """Whether an error is about host memory. torch has no class for it, so the message is searched."""
         return any(isinstance(each, MemoryError) or "can't allocate memory" in str(each) for each in causes(error))
 
     def is_lost(self, error: BaseException) -> bool:
-        """See StreamDevice: a CPU is not lost."""
+        """False: a CPU is never lost."""
         return False
 
     def close(self) -> None:
-        """See StreamDevice."""
+        """Do nothing."""
 
 
 class _CpuLane:
@@ -190,10 +190,10 @@ class _CpuLane:
         return _Passed(time.perf_counter_ns())
 
     def follow(self, event: Any) -> None:
-        """What was submitted before has run."""
+        """Do nothing: work submitted before has run."""
 
     def hold(self, ns: int) -> None:
-        """There are no gaps: work runs when it is submitted."""
+        """Do nothing: work runs when it is submitted."""
 
     def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
         return tensor_of(joined(arrays))
@@ -211,12 +211,12 @@ class _CpuLane:
     def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         raise NotImplementedError(CpuStreams.why_no_graphs)
 
-    def lend(self, tensors: Named) -> Named:
+    def unowned(self, tensors: Named) -> Named:
         return tensors
 
 
 class _Passed:
-    """An event of a CPU: what was submitted before it has run."""
+    """An event on a CPU: work submitted before it has run."""
 
     __slots__ = ("at_ns",)
 

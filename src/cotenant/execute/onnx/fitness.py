@@ -1,7 +1,7 @@
-"""Whether an optimised graph runs where the graph that it was made of does.
+"""Checks that an optimised graph runs wherever the original graph does.
 
-onnxruntime's optimiser sometimes takes away a value that only the sub-graph of an If, Loop or Scan still reads: the
-session loads, and fails at every run.
+onnxruntime's optimiser may remove a value that only the sub-graph of an If, Loop or Scan reads. The session then loads,
+and fails at every run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import onnxruntime as ort
 from onnx import AttributeProto, TensorProto, helper
 
 _PATIENCE_S = 5.0
-"""A loop may never end on inputs that nobody would send: then nothing is known of it."""
+"""Time limit of a trial run in seconds: a loop may never end on these inputs; then the trial says nothing."""
 _FILLS = (0, 1)
-"""What inputs are made of. A condition that is an input then goes both ways."""
+"""Numbers that inputs are filled with. A condition that is an input is then tried both ways."""
 
 
 def has_branches(model: onnx.ModelProto) -> bool:
-    """Whether some operator of the model has a sub-graph."""
+    """Whether an operator of the model has a sub-graph."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     kinds = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
     return any(attribute.type in kinds for node in nodes for attribute in node.attribute)
 
 
 def is_fit(plain: ort.InferenceSession, others: Iterable[ort.InferenceSession], model: onnx.ModelProto) -> bool:
-    """Whether each of the other sessions runs on the inputs that the plain one takes, out of some that are made up.
+    """Whether the other sessions run on all trial inputs on which the plain session runs.
 
-    Open dimensions are 1. Inputs that cannot be made, or that the plain one refuses, say nothing.
+    Open dimensions are 1. Inputs that cannot be made, or that the plain session refuses, are skipped.
     """
     made = [feeds for feeds in (_feeds(model, fill) for fill in _FILLS) if feeds is not None]
     trials = [feeds for feeds in made if _runs(plain, feeds, endless=False)]
@@ -53,14 +53,14 @@ def _feeds(model: onnx.ModelProto, fill: int) -> dict[str, Any] | None:
 
 
 def _runs(session: ort.InferenceSession, feeds: dict[str, Any], *, endless: bool) -> bool:
-    """Whether a run ends well; `endless` is what one that does not end in time counts as."""
+    """Whether a run ends without an error. `endless` is the result for a run that exceeds the time limit."""
     options = ort.RunOptions()
     options.log_severity_level = 4
     timer = threading.Timer(_PATIENCE_S, lambda: setattr(options, "terminate", True))
     timer.start()
     try:
         session.run(None, feeds, options)
-    except Exception:  # onnxruntime's own classes share no base
+    except Exception:  # onnxruntime's exceptions have no common base class
         return endless and options.terminate
     finally:
         timer.cancel()

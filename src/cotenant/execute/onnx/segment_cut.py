@@ -1,4 +1,4 @@
-"""Taking the operators of some units out of an optimised graph, as a model of their own."""
+"""Cuts the operators of some units out of an optimised graph, as a model of their own."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from cotenant.graph.onnx import node_inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some units as a serialised model, and the constants that they read."""
+class CutModel:
+    """Some units as a serialised model, and the names of constants that they read."""
 
     model: bytes
     weights: tuple[str, ...]
 
 
 _PREPACKED = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention", "LSTM", "GRU"})
-"""Operators for which onnxruntime keeps weights in a form of its own, per session, and frees the original: lending
-them one would only add a copy."""
+"""Operators for which onnxruntime repacks weights in each session: shared weights would be an additional copy."""
 
 
 class OnnxCutter:
-    """Cuts one stored graph. Holds the operators and small constants, none of the larger weights.
+    """Cuts one stored graph. Holds operators and small constants, but no large weights.
 
-    `shared_weights` are the constants worth sharing between sessions.
+    `shared_weights` are the constants that sessions should share.
     """
 
     def __init__(self, stored: Stored, dfg: Dfg) -> None:
@@ -47,8 +46,8 @@ class OnnxCutter:
         self._ir_version = model.ir_version
         self._functions = list(model.functions)
 
-    def piece(self, units: Sequence[int], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Piece:
-        """Cut out these units, in an order in which they can run, with what they read from others and make for them."""
+    def cut(self, units: Sequence[int], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> CutModel:
+        """Cut out these units, in the order of a valid run, with their inputs from and outputs for other units."""
         nodes = [self._nodes[position] for unit in units for position in self._dfg.units[unit].operators]
         names = dict.fromkeys(name for node in nodes for name in node_inputs(node))
         constants = [name for name in names if name in self._constants]
@@ -63,11 +62,11 @@ class OnnxCutter:
         model = helper.make_model(
             graph, opset_imports=self._opsets, ir_version=self._ir_version, functions=self._functions
         )
-        return Piece(model.SerializeToString(), tuple(constants))
+        return CutModel(model.SerializeToString(), tuple(constants))
 
 
 def sealed_tensors(stored: Stored) -> tuple[str, ...]:
-    """Tensors that cannot be handed from one session to the next, because their type is unknown or not a tensor's."""
+    """Tensors that cannot be passed between sessions: their type is unknown, or no numeric tensor."""
     made = (name for node in stored.skeleton.graph.node for name in node.output if name)
     return tuple(name for name in made if not _is_tensor(stored.types.get(name)))
 
@@ -81,7 +80,7 @@ def _is_tensor(kind: TypeProto | None) -> bool:
 
 
 def _open(kind: TypeProto) -> TypeProto:
-    """The type without its shape: segments take whatever shape flows, as the whole model would."""
+    """The type without its shape: a segment takes any shape, as the whole model does."""
     if not kind.HasField("tensor_type"):
         return kind
     return helper.make_tensor_type_proto(kind.tensor_type.elem_type, None)

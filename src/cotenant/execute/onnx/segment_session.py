@@ -1,4 +1,4 @@
-"""onnxruntime sessions for segments: options, tensors, one arena for all of them, and weights that they share."""
+"""onnxruntime sessions of segments: options, tensors, a common memory arena, and shared weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from cotenant.execute.sched_slice import default_slice
 from cotenant.execute.threads.names import Threads, thread_count
 
 Value = Any
-"""A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
-sequences), what `InferenceSession.run` takes and gives."""
+"""A numpy array or an `onnxruntime.OrtValue`; strings and sequences as `InferenceSession.run` takes them."""
 _PROVIDERS = ["CPUExecutionProvider"]
 _FATAL_ONLY = 4
 ort.set_default_logger_severity(_FATAL_ONLY)  # of what is logged outside of sessions
@@ -46,11 +45,11 @@ _SHARED_TYPES = frozenset(
         TensorProto.BOOL,
     )
 )
-"""Element types with a numpy twin; weights of others are mapped from their file by onnxruntime."""
+"""Element types that numpy has; onnxruntime maps weights of other types from their file."""
 
 
 def normal_threads(threads: Threads) -> Threads:
-    """Key of the set of sessions: a session with one thread has no pool, so that every core shares it.
+    """Key of the sessions for these threads. A session with one thread has no pool, so all single cores share it.
 
     Raises ValueError when there are no threads or a core is listed twice.
     """
@@ -59,7 +58,7 @@ def normal_threads(threads: Threads) -> Threads:
 
 
 def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
-    """Options that every session here has: no spinning, sequential, no log: what fails is raised."""
+    """Options of every session: no spinning, sequential execution, no log (errors are raised)."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads if isinstance(threads, int) else len(threads)
     options.inter_op_num_threads = 1
@@ -78,10 +77,10 @@ def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
 def segment_options(
     threads: Threads, folder: Path, *, optimise: bool = False, is_most: bool = False
 ) -> ort.SessionOptions:
-    """Options of a segment: its graph is optimised already unless it was stored plain; its buffers come from one arena.
+    """Options of a segment: optimised already unless its graph was stored plain; buffers come from one arena.
 
-    One arena hands the next segment the memory that the last one just left, still in cache; a memory pattern would
-    reserve a block per session instead. What is most of its model has such a block, as the whole has: 1 % of CPU time.
+    With one arena, a segment gets the memory that the last one has just freed, still in the cache. A memory pattern
+    would reserve a block for each session. `is_most`: it is most of its model and uses a pattern, as the whole does.
     """
     options = session_options(threads, optimise=optimise)
     options.enable_mem_pattern = is_most
@@ -92,7 +91,7 @@ def segment_options(
 
 
 def as_ort_value(value: Value) -> ort.OrtValue:
-    """A tensor as onnxruntime takes it, copied where it does not lie in one piece."""
+    """A tensor as an OrtValue; copied where it is not contiguous."""
     if isinstance(value, ort.OrtValue):
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -100,22 +99,22 @@ def as_ort_value(value: Value) -> ort.OrtValue:
 
 
 def load_session(path: Path, model: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Load `model` (a file, or a serialised one), which belongs to the model file at `path`.
+    """Load `model` (a file, or a serialised model) of the model file at `path`.
 
-    Raises ModelError with onnxruntime's reason and what to do about it.
+    Raises ModelError with onnxruntime's reason and a hint.
     """
     try:
         source = model if isinstance(model, bytes) else str(model)
-        with default_slice():  # its pool computes
+        with default_slice():  # for the threads of its pool
             return ort.InferenceSession(source, options, providers=_PROVIDERS)
-    except Exception as error:  # onnxruntime's own classes share no base
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error).strip())
         reason = re.sub(r"^Load model from .*? failed: ?", "", reason)
         reason = re.sub(r"/onnxruntime_src/\S+:\d+ .*\) (?=[A-Z(])", "", reason).rstrip(".")
-        raise ModelError(path, f"onnxruntime {ort.__version__} cannot load it: {reason}", _mend(reason)) from error
+        raise ModelError(path, f"onnxruntime {ort.__version__} cannot load it: {reason}", _hint(reason)) from error
 
 
-def _mend(reason: str) -> str:
+def _hint(reason: str) -> str:
     if "NOT_IMPLEMENTED" in reason or "is not a registered" in reason or "Could not find an implementation" in reason:
         return "Export it without this operator, or with an opset that this onnxruntime supports"
     if "locale" in reason:
@@ -128,8 +127,8 @@ def _mend(reason: str) -> str:
 class Weights:
     """The weights of one model, read once and shared by the sessions of all its segments and thread counts.
 
-    They lie in one anonymous mapping on huge pages where the system has them: weights mapped from a file are on small
-    pages, which costs convolutions about 5 %.
+    They are in one anonymous mapping, on huge pages where the system has them. Convolutions are slower on weights that
+    are mapped from a file, on small pages.
     """
 
     def __init__(self, file: Path, tensors: Iterable[TensorProto]) -> None:
@@ -139,14 +138,14 @@ class Weights:
         self._lock = threading.Lock()
 
     def values(self) -> Mapping[str, ort.OrtValue]:
-        """All shared weights by name, read at the first call."""
+        """All shared weights by name; the first call reads them."""
         with self._lock:
             if self._values is None:
                 self._values = self._read()
             return self._values
 
-    def lend(self, options: ort.SessionOptions, names: Sequence[str]) -> None:
-        """Give the weights among `names` to a session; this object must outlive it."""
+    def add_to(self, options: ort.SessionOptions, names: Sequence[str]) -> None:
+        """Add the weights among `names` to the options of a session; this object must outlive the session."""
         values = self.values()
         for name in names:
             if name in values:
@@ -164,27 +163,27 @@ class Weights:
         values: dict[str, ort.OrtValue] = {}
         with self._file.open("rb", buffering=0) as file:
             for tensor, place, size in zip(self._tensors, places, sizes, strict=True):
-                piece = raw[at : at + size]
+                chunk = raw[at : at + size]
                 at += _aligned(size)
-                _fill(file.fileno(), int(place.get("offset", 0)), piece.data)
+                _fill(file.fileno(), int(place.get("offset", 0)), chunk.data)
                 kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                values[tensor.name] = ort.OrtValue.ortvalue_from_numpy(piece.view(kind).reshape(tuple(tensor.dims)))
+                values[tensor.name] = ort.OrtValue.ortvalue_from_numpy(chunk.view(kind).reshape(tuple(tensor.dims)))
         return values
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSegment:
-    """Units with their session, and what they take and give."""
+    """Units with their session, and the tensors that they read and make."""
 
     start: int
     end: int
-    session: ort.InferenceSession | None  # None: nothing in it reaches its end
+    session: ort.InferenceSession | None  # None: no unit makes a tensor that is read later
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    dead: tuple[str, ...]  # live at its start and not at its end
-    weights: Weights | None = None  # kept for as long as the session may run: it reads them in place
-    bindings: deque[ort.IOBinding] = field(default_factory=deque)  # idle ones; each serves one call at a time
-    to_shrink: deque[ort.RunOptions] = field(default_factory=deque)  # at most one: of its next run
+    dead: tuple[str, ...]  # tensors live at its start and not at its end
+    weights: Weights | None = None  # kept alive: the session reads them in place
+    bindings: deque[ort.IOBinding] = field(default_factory=deque)  # idle; each serves one call at a time
+    to_shrink: deque[ort.RunOptions] = field(default_factory=deque)  # at most one, for the next run
 
     def options(self) -> ort.RunOptions | None:
         """Options of the next run."""
@@ -197,14 +196,14 @@ class LoadedSegment:
 
 
 def shrinking() -> ort.RunOptions:
-    """Options of a run that gives free memory of its session's arena back to the system when it ends."""
+    """Options of a run that returns free memory of the session's arena to the system when it ends."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
 def _private_memory(size: int) -> mmap.mmap:
-    """Anonymous memory on huge pages where the system gives them; shared mappings, Python's default, get none."""
+    """Anonymous memory on huge pages if possible; shared mappings, Python's default, get none."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -230,10 +229,10 @@ def _aligned(size: int) -> int:
 
 
 def return_memory() -> None:
-    """Hand freed memory back to the system: glibc keeps what closed sessions leave, hundreds of MB for large models."""
+    """Return freed memory to the system: glibc keeps memory of closed sessions, hundreds of MB for large models."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):  # another C library: it has its own ways
+    except (AttributeError, OSError):  # another C library
         pass
 
 
@@ -242,7 +241,7 @@ _arena_made: bool | None = None
 
 
 def _shared_arena() -> bool:
-    """Make the process-wide CPU arena once; False when this onnxruntime cannot."""
+    """Make the CPU arena of the process once; False when this onnxruntime cannot."""
     global _arena_made
     with _arena_lock:
         if _arena_made is None:

@@ -1,8 +1,8 @@
-"""A model's files and its optimised graph on disk: made once per content, onnxruntime version and processor.
+"""A model's files and its optimised graph on disk: made once for each content, onnxruntime version and processor.
 
-onnxruntime writes the graph it would run (fused operators, blocked convolution layout) with its larger weights in a
-file beside it. What is left is a small skeleton that can be kept in memory and cut anywhere. Beside them lie copies of
-the files themselves: no session is made of anything else than what is in the folder.
+onnxruntime writes the graph that it would run (fused operators, blocked convolution layout), with larger weights in a
+file beside it. The rest is a small skeleton that is kept in memory and can be cut at any boundary. Sessions are made
+from the files in the folder only, which also has copies of the model's files.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from cotenant.graph.onnx import bind_inputs, parse_type, read_model
 from cotenant.graph.rewrite.zip_maps import drop_zip_maps
 
 FORMAT = 4
-"""Version of the folder's layout; another one is rebuilt."""
+"""Version of the folder's layout; folders of other versions are made again."""
 GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
 _LEVELS = ("ENABLE_ALL", "ENABLE_EXTENDED", "ENABLE_BASIC")
 _log = logging.getLogger("cotenant.execute")
 PLAIN = "plain"
-"""Role, and end of the name, of a folder whose graph keeps tensors in the layout of ONNX."""
+"""Role, and suffix of the name, of a folder with a graph that keeps tensors in the layout of ONNX."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An optimised graph as found on disk.
+    """An optimised graph on disk.
 
-    `files` are copies of the model's own, the ONNX file first and then those with external weights. `skeleton` has the
-    operators and small constants; larger ones are references into `folder / WEIGHTS`. `types` are those of the tensors
-    between operators, with open dimensions of the inputs taken as 1. `uncut_reason` tells why the graph can only be run
-    as a whole, or is "". `is_optimised` is False when the optimiser breaks the model: the graph is then as it was.
+    `files` are copies of the model's files, the ONNX file first, then external weights. `skeleton` has operators and
+    small constants; larger ones are references into `folder / WEIGHTS`. `types` are those of tensors between operators,
+    with open dimensions of the inputs as 1. `uncut_reason` says why the graph can only run as a whole, or is "".
+    `is_optimised` is False when the optimiser breaks the model: the graph is then the original one.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Stored:
     is_optimised: bool
 
     def constant_outputs(self) -> dict[str, Any]:
-        """Outputs that are constants of the graph, as arrays that own their memory and are not writable."""
+        """Outputs that are constants of the graph, as read-only arrays that own their memory."""
         wanted = {tensor.name for tensor in self.outputs if tensor.dtype in NUMPY_TYPES}
         found: dict[str, Any] = {}
         for init in self.skeleton.graph.initializer:
@@ -72,9 +72,9 @@ class Stored:
 def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = False) -> tuple[HeldFolder, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
-    `content` is "", or the name of the folder that an earlier opening gave: that one is taken, whatever lies at `path`
-    by now. A `plain` graph keeps tensors as they are in ONNX. Raises ModelError when the file cannot be read, holds
-    weights outside its directory, cannot be run by onnxruntime, or is not the one with that `content`.
+    `content` is "", or the folder name of an earlier call, which is opened whatever is at `path` now. A `plain` graph
+    keeps tensors in the layout of ONNX. Raises ModelError when the file cannot be read or run, holds weights outside
+    its directory, or its content is not `content`.
     """
 
     def name() -> str:
@@ -86,14 +86,14 @@ def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = 
 
 
 def content_of(path: Path) -> str:
-    """What a model's folders begin with, by the content of its files. Raises ModelError when they cannot be read."""
+    """Prefix of a model's folder names, by the content of its files. Raises ModelError when they cannot be read."""
     return digest_of([path, *external_files(path, path).values()])
 
 
 def external_files(path: Path, file: Path) -> dict[str, Path]:
-    """Files with external weights of the model, by their location; refuses those outside its directory or too short.
+    """Files of external weights by location. Raises ModelError for files outside the model's directory, or too short.
 
-    `file` is what is read: the model at `path` itself, or a copy.
+    `file` is read: the model at `path` itself, or a copy.
     """
     try:
         model = read_model(file)
@@ -133,7 +133,7 @@ def external_files(path: Path, file: Path) -> dict[str, Path]:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every tensor in the file: weights, attributes, sub-graphs, functions."""
+    """Every tensor of the file: weights, attributes, sub-graphs, functions."""
 
     def of_nodes(nodes: Any) -> Iterator[TensorProto]:
         for node in nodes:
@@ -161,12 +161,12 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
-    """Fill `folder` from the model at `path`, whose content `name` begins with."""
+    """Fill `folder` from the model at `path`; `name` begins with the digest of its content."""
     source = folder / SOURCE / path.name
     external = external_files(path, path)
     copies = {folder / SOURCE / location: target for location, target in external.items()}
     copy(path, [(path, source), *((target, place) for place, target in copies.items())], name)
-    external_files(path, source)  # should it have changed just before it was copied
+    external_files(path, source)  # the file may have changed just before the copy
     model = read_model(source)
     if dropped := drop_zip_maps(model):
         onnx.save(model, str(source))
@@ -194,8 +194,7 @@ def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
 
 
 def _declared(infos: Sequence[ort.NodeArg], values: Sequence[onnx.ValueInfoProto]) -> list[list[Any]]:
-    """Name, type and shape of each. onnxruntime's shape is [] for a scalar and for an unknown rank; the file tells
-    which: the shape is None where it has none."""
+    """Name, type and shape of each value; shape None for an unknown rank, which onnxruntime also reports as []."""
     ranked = {value.name: value.type.tensor_type.HasField("shape") for value in values}
     return [[info.name, info.type, list(info.shape) if info.shape or ranked.get(info.name) else None] for info in infos]
 
@@ -203,10 +202,10 @@ def _declared(infos: Sequence[ort.NodeArg], values: Sequence[onnx.ValueInfoProto
 def _is_fit(
     path: Path, model: onnx.ModelProto, source: Path, sessions: Sequence[ort.InferenceSession], files: Sequence[Path]
 ) -> bool:
-    """Whether these sessions, and those of these files as they are, run where the unoptimised model does."""
+    """Whether these sessions, and sessions of these files, run where the unoptimised model does."""
     try:
         plain, *others = (load_session(path, file, session_options(1, optimise=False)) for file in (source, *files))
-    except ModelError:  # nothing to compare with
+    except ModelError:  # no session to compare with
         return True
     return is_fit(plain, [*sessions, *others], model)
 
@@ -214,15 +213,15 @@ def _is_fit(
 def _written(
     path: Path, source: Path, folder: Path, levels: Sequence[str]
 ) -> tuple[ort.InferenceSession, dict[str, list[Any]], str]:
-    """Write the graph at the first of these levels that can be read back; gives the session that wrote it, and types.
+    """Write the graph at the first of these levels that can be read back; returns its session and types.
 
-    If there is none, an ordinary session and the reason: then nothing is written.
+    If no level works, returns an ordinary session and the reason, and writes nothing.
     """
     reason = ""
     for level in levels:
         try:
             return _export(path, source, folder, level), _types(folder), ""
-        except Exception as error:  # a graph that cannot be written or read back: try a plainer one
+        except Exception as error:  # the graph cannot be written or read back: try a lower level
             reason = reason or f"its optimised graph cannot be cut: {_first_line(error)}"
             for file in (GRAPH, WEIGHTS):
                 (folder / file).unlink(missing_ok=True)
@@ -241,18 +240,18 @@ def _export(path: Path, source: Path, folder: Path, level: str) -> ort.Inference
 
 
 def types_at(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, TypeProto]:
-    """Types of all tensors between operators of the graph stored in `folder`, with its inputs bound to `shapes`.
+    """Types of all tensors between operators of the stored graph, with its inputs bound to `shapes`.
 
-    Raises GraphError when `shapes` does not fit the inputs, ModelError when onnxruntime finds that they do not fit.
+    Raises GraphError when `shapes` does not fit the declared inputs, ModelError when onnxruntime refuses them.
     """
     found = {name: parse_type(text, shape) for name, (text, shape) in _types(folder, shapes).items()}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def _types(folder: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, list[Any]]:
-    """By onnxruntime's own inference, which knows its contrib operators.
+    """Types of the tensors by onnxruntime's own inference, which knows its contrib operators.
 
-    Also proves that the written graph can be loaded again. Without `shapes`, open dimensions are 1 if that suits.
+    Also proves that the written graph can be loaded. Without `shapes`, open dimensions are 1 if the graph allows it.
     """
     model = onnx.load(str(folder / GRAPH), load_external_data=False)
     graph = model.graph
@@ -287,7 +286,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _read(folder: Path) -> Stored | None:
-    """What lies in `folder`, or None when it is absent, of another format, incomplete or damaged."""
+    """The content of `folder`; None when it is missing, of another format, incomplete or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT or GRAPH not in manifest["files"]:
@@ -305,7 +304,7 @@ def _read(folder: Path) -> Stored | None:
             uncut_reason=manifest["uncut_reason"],
             is_optimised=manifest["is_optimised"],
         )
-    except Exception:  # whatever is wrong with a cache, making it again mends it
+    except Exception:  # a damaged cache is made again
         return None
 
 

@@ -1,8 +1,8 @@
-"""Running any contiguous range of a model's units with onnxruntime.
+"""Runs any contiguous range of a model's units with onnxruntime.
 
-The graph that onnxruntime's optimiser made is cut, and its segments are loaded with optimisation off: fused operators
-and the blocked convolution layout cross the cuts, so that a cut costs a call and the reload of its tensors. Segments
-share weights, arena and, over cores, single-threaded sessions. See docs/segments.md.
+The graph that onnxruntime's optimiser made is cut, and its segments are loaded with optimisation off. So fused
+operators and the blocked convolution layout are kept, and a cut costs one call and reading its tensors again. Segments
+share weights and arena; single-threaded sessions are shared by all cores. See docs/segments.md.
 """
 
 from __future__ import annotations
@@ -54,24 +54,22 @@ _Io = tuple[_Names, _Names]
 
 
 class SegmentedModel:
-    """Runs any contiguous range of units of one ONNX model with onnxruntime.
+    """Runs any contiguous range of units of one ONNX model with onnxruntime. Thread-safe.
 
-    Safe to use from several threads. `dfg` is that of the optimised graph, whose units are run; its figures hold at
-    the declared shapes with open dimensions taken as 1. `inputs` and `outputs` are the model's, with None for dynamic
-    dimensions. `uncut_reason` is "" or tells why the model has a single unit.
+    `dfg` is the optimised graph, with costs at the declared shapes, open dimensions taken as 1. `inputs` and `outputs`
+    are the model's, with None for open dimensions. `uncut_reason` is "", or says why the model has a single unit.
     """
 
     is_plain = False
-    """Whether the graph keeps tensors in the layout of ONNX: each segment then makes its own of them."""
+    """Whether the graph keeps tensors in the layout of ONNX: each segment then converts them itself."""
 
     kernels = ""
     joins = False
-    """See `execute.runner.Runner`."""
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in NUMPY_TYPES:
-                reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"
+                reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime does not exchange with Python"
                 raise ModelError(path, reason, "Cast it to a float within the model")
         self.path = path
         self.name = name
@@ -79,7 +77,7 @@ class SegmentedModel:
         self.outputs: tuple[Tensor, ...] = stored.outputs
         self._plain = all(_has_ort_value(tensor) for tensor in (*stored.inputs, *stored.outputs))
         self.uncut_reason = stored.uncut_reason or (
-            "" if self._plain else "it takes or gives values that are no numbers"
+            "" if self._plain else "it has inputs or outputs that are not numeric"
         )
         self._held = held
         self._stored = stored
@@ -101,10 +99,10 @@ class SegmentedModel:
     ) -> Self:
         """Open the ONNX file at `path`; `name` is for messages and the DFG, by default the file's stem.
 
-        Copies of the model's files, and the optimised graph, are kept under `cache_dir`, or in a temporary directory
-        that `close` removes: what becomes of the files themselves changes nothing. `content` is as in `open_store`.
+        Copies of the model's files and the optimised graph are kept under `cache_dir`, or in a temporary directory that
+        `close` removes. Later changes of the files have no effect. `content` is as in `open_store`.
 
-        Raises ModelError when the file cannot be read, refers to weights outside its directory, or cannot be run.
+        Raises ModelError when the file cannot be read or run, or refers to weights outside its directory.
         """
         path = Path(path)
         owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-segments-"))
@@ -118,21 +116,21 @@ class SegmentedModel:
 
     @property
     def unit_count(self) -> int:
-        """Number of units; boundaries run from 0 to it."""
+        """Number of units; boundaries are 0 to this number."""
         return len(self.dfg.units)
 
     @property
     def graph_path(self) -> Path:
-        """The optimised graph on disk, whose operators the units are made of; gone after `close` without a cache."""
+        """The optimised graph on disk; removed by `close` if there is no cache."""
         return self._folder / GRAPH
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Copies of the model's own files, the ONNX file first: what it is loaded from."""
+        """Copies of the model's own files, the ONNX file first, from which it is loaded."""
         return self._stored.files
 
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
-        """Boundaries from 0 to `unit_count` such that segments weigh at most `max_weight`, cheap cuts preferred.
+        """Boundaries from 0 to `unit_count` such that segments weigh at most `max_weight`; prefers cheap cuts.
 
         See `graph.cuts.suggest_cuts`, also for the errors.
         """
@@ -141,20 +139,20 @@ class SegmentedModel:
     def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
         """The same operators and units as `dfg`, with MACs and bytes at the given input shapes.
 
-        Raises GraphError when the shapes do not fit the inputs as declared, ModelError when the graph refuses them.
+        Raises GraphError when the shapes do not fit the declared inputs, ModelError when onnxruntime refuses them.
         """
         types = types_at(self._folder, shapes) if not self._stored.uncut_reason else {}
         return self._dfg(types, shapes)
 
     def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
-        """See Runner."""
+        """Units that treat every row by itself, at these shapes."""
         return row_graph_of(self._stored.skeleton, self.dfg, shapes, partial(types_at, self._folder))
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
-        """Load sessions for the ranges of units; those already loaded are kept.
+        """Load sessions for these ranges of units, in addition to those already loaded.
 
-        The whole range (0, unit_count) gets the ordinary session of the model as it was opened. `threads` is a
-        number, or the cores to run on: the caller pins itself to the first, the session's pool is pinned to the others.
+        The range (0, unit_count) gets an ordinary session of the model. `threads` is a number, or the cores to run on:
+        the caller is pinned to the first, the session's pool to the others.
 
         Raises InvalidValueError for a range outside the model, ModelError when a session cannot be loaded.
         """
@@ -164,7 +162,7 @@ class SegmentedModel:
             self._segment(key, start, end)
 
     def keep(self, threads: Iterable[Threads]) -> None:
-        """Let go of the sessions of other threads; runs under way end normally, later ones load theirs again."""
+        """Unload sessions of other threads; runs under way end normally, later runs load theirs again."""
         kept = [normal_threads(each) for each in threads]
         with self._lock:
             self._segments = {key: segment for key, segment in self._segments.items() if key[0] in kept}
@@ -174,24 +172,23 @@ class SegmentedModel:
     def run(
         self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Value]:
-        """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
+        """Run units [start, end); return the tensors live at `end`, or the outputs when `end == unit_count`.
 
-        `tensors` holds the model's inputs when `start == 0`, else those live at `start`; those that these units do not
-        read may be left out, as where others make them meanwhile, and are left out of what is returned. Tensors stay
-        OrtValues between segments, a run of the whole may give arrays; `runner.to_numpy` turns results into arrays.
-        Constant outputs are arrays of the model, which are not writable.
-        Prepared ranges are used longest first, what they leave out is loaded now.
+        `tensors` are the model's inputs at 0, else the tensors live at `start`. Tensors that these units do not read
+        may be left out, and are then left out of the result. Tensors between segments are OrtValues; a run of the whole
+        model may return arrays. `runner.to_numpy` converts results to arrays. Constant outputs are read-only arrays.
+        Uses the longest prepared ranges first, and loads sessions for the gaps.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when onnxruntime fails.
         """
-        assert not isinstance(threads, Team)  # which is for models that it `joins`
+        assert not isinstance(threads, Team)  # teams are for models with `joins`
         key = threads if threads == 1 else normal_threads(threads)
         plan = self._segments_of(key, start, end)
         if start == 0:
             self.check_inputs(tensors)
         if not self._plain or (start == 0 and plan[0].end == self.unit_count):
-            return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
+            return self._run_plain(plan[0], tensors)  # arrays in and out cost half of a binding
         try:
             names = tensors if start == 0 else self.dfg.live(start)
             values = {name: as_ort_value(tensors[name]) for name in names if name in tensors}
@@ -211,17 +208,17 @@ class SegmentedModel:
         return self.outputs_of(values)
 
     def shrink(self) -> None:
-        """Have the next run of each session give free memory of its arena back to the system."""
+        """Let the next run of each session return free memory of its arena to the system."""
         for segment in self._segments.values():
             segment.to_shrink.clear()
             segment.to_shrink.append(shrinking())
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """See Runner."""
+        """Latency of each unit in ns, by onnxruntime's profiler."""
         return unit_times(self.graph_path, self.dfg, inputs)
 
     def close(self) -> None:
-        """Let go of sessions and weights; runs that are under way end normally, later ones raise ModelError."""
+        """Unload sessions and weights; runs under way end normally, later ones raise ModelError."""
         with self._lock:
             self._is_closed = True
             self._segments = {}
@@ -277,7 +274,7 @@ class SegmentedModel:
     def run_segment(
         self, segment: LoadedSegment, values: dict[str, Value], options: ort.RunOptions | None = None
     ) -> None:
-        """Run a segment that has a session on tensors by name, and put there what it makes. Raises ModelError."""
+        """Run a segment that has a session: reads and adds tensors in `values`. Raises ModelError."""
         session = segment.session
         assert session is not None
         try:
@@ -298,7 +295,7 @@ class SegmentedModel:
         segment.bindings.append(binding)
 
     def outputs_of(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """The model's outputs, in order, from the tensors that all units have made; constant ones among them."""
+        """The model's outputs, in order, from the tensors of all units and the constant outputs."""
         known = {**values, **self._constants}
         return {t.name: known[t.name] for t in self.outputs if t.name in known}
 
@@ -312,7 +309,7 @@ class SegmentedModel:
             made = dict(zip(segment.outputs, outputs, strict=True))
         except Exception as error:
             raise self._failed(segment, error) from error
-        return self.outputs_of(made)  # constants of the session would go with it
+        return self.outputs_of(made)  # constants of the session would be freed with it
 
     def _failed(self, segment: LoadedSegment, error: Exception) -> ModelError:
         place = f"units {segment.start} to {segment.end} failed: {error}"
@@ -342,26 +339,26 @@ class SegmentedModel:
     def load_units(
         self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False
     ) -> LoadedSegment:
-        """Load these units, with the tensors that they read from others and make for them; see `LoadedSegment`.
+        """Load these units, with the tensors that they read from and make for other units; see `LoadedSegment`.
 
-        The segment is the caller's. `is_most`: see `segment_options`. Raises ModelError when it cannot be loaded.
+        The caller owns the segment. `is_most`: see `segment_options`. Raises ModelError when it cannot be loaded.
         """
         start, end, (inputs, outputs) = min(units), max(units) + 1, io
         if not outputs:
             return LoadedSegment(start, end, None, inputs, (), dead)
-        piece = self._cutter.piece(units, inputs, outputs)
+        cut = self._cutter.cut(units, inputs, outputs)
         is_optimised = self.is_plain and self._stored.is_optimised
         options = segment_options(key, self._folder, optimise=is_optimised, is_most=is_most)
         try:
-            self._weights.lend(options, piece.weights)
+            self._weights.add_to(options, cut.weights)
         except OSError as error:
             reason = f"its copy in {self._folder} cannot be read ({error.strerror or error})"
             raise ModelError(self.path, reason, "Load the model again") from error
-        session = load_session(self.path, piece.model, options)
+        session = load_session(self.path, cut.model, options)
         return LoadedSegment(start, end, session, inputs, outputs, dead, self._weights)
 
     def _segments_of(self, key: Threads, start: int, end: int) -> tuple[LoadedSegment, ...]:
-        """Segments that cover [start, end): the longest prepared one at each place, new ones in the gaps."""
+        """Segments that cover [start, end): at each boundary the longest prepared one; new ones in the gaps."""
         found = self._plans.get((key, start, end))
         return self._plan(key, start, end) if found is None else found
 
@@ -378,7 +375,7 @@ class SegmentedModel:
                 plan.append(self._segment(key, at, stop))
                 at = stop
             with self._lock:
-                if self._segments is known:  # otherwise something longer may have been loaded meanwhile
+                if self._segments is known:  # else a longer segment may have been loaded meanwhile
                     self._plans = {**self._plans, (key, start, end): tuple(plan)}
                     return tuple(plan)
 

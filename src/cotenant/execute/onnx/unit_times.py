@@ -1,7 +1,7 @@
-"""Latencies of single units, read from the engine's own timing of each operator.
+"""Latencies of single units, from onnxruntime's profiler.
 
-That timing takes longer than a light operator does (5 us against 0.2 where this was written). What it adds is measured
-on a chain of operators that do next to nothing, and taken off.
+Profiling an operator takes longer than a light operator does. This overhead is measured on a chain of light operators,
+and subtracted.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from cotenant.graph.dfg import Dfg
 RUNS = 6
 _WARM_UP = 2
 _BUDGET_S = 4.0
-"""Runs beyond the first RUNS end when they have taken so long."""
+"""Time in seconds after which runs beyond the first RUNS are skipped."""
 _KERNEL = "_kernel_time"
 _CHAIN = 64
-"""Operators of the chain that does nothing."""
+"""Number of operators in the chain that measures the overhead."""
 
 
 def unit_times(
     graph_path: Path, dfg: Dfg, inputs: Mapping[str, Any], threads: Threads = 1, runs: int = RUNS
 ) -> tuple[int, ...]:
-    """Latency of each unit in ns. Units that the engine does not time get what their MACs suggest.
+    """Latency of each unit in ns. If the profiler reports no operator, the units' MACs.
 
-    The optimised graph is run with the engine's profiler on; operators are matched by their place in that graph. An
-    operator takes the mean of its quicker half of runs: the engine tells whole microseconds.
+    Runs the optimised graph with the profiler on; operators are matched by their index in that graph. Each operator
+    gets the mean of the faster half of its runs, since the profiler reports whole microseconds.
     """
     operators = _operator_ns(str(graph_path), inputs, threads, runs)
     if not operators:
@@ -53,7 +53,7 @@ def unit_times(
 
 
 def tensor_bytes(graph_path: Path, names: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of tensors of a graph as they are when it runs on these inputs: those of which no size can be inferred."""
+    """Sizes in bytes of tensors of a graph, measured in a run on these inputs, where they cannot be inferred."""
     model = onnx.load(str(graph_path), load_external_data=False)
     declared = {info.name for info in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in declared)
@@ -66,7 +66,7 @@ def tensor_bytes(graph_path: Path, names: Sequence[str], inputs: Mapping[str, An
 
 @cache
 def _timing_ns(threads: Threads) -> tuple[float, float]:
-    """What the engine's timing adds to an operator, and what the lightest operator takes without it."""
+    """Overhead of the profiler per operator, and the time of the lightest operator without it, in ns."""
     names = [f"x{i}" for i in range(_CHAIN + 1)]
     nodes = [helper.make_node("Neg", [names[i]], [names[i + 1]]) for i in range(_CHAIN)]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in (names[0], names[-1])]
@@ -85,7 +85,7 @@ def _timing_ns(threads: Threads) -> tuple[float, float]:
 
 
 def _operator_ns(model: str | bytes, inputs: Mapping[str, Any], threads: Threads, runs: int) -> dict[int, float]:
-    """What the engine tells of each operator, by its place in the graph."""
+    """The profiler's time of each operator in ns, by its index in the graph."""
     with tempfile.TemporaryDirectory(prefix="cotenant-profile-") as folder:
         options = session_options(threads, optimise=False)
         options.enable_profiling = True
@@ -104,6 +104,6 @@ def _operator_ns(model: str | bytes, inputs: Mapping[str, Any], threads: Threads
 
 
 def _quicker(samples: Sequence[float]) -> float:
-    """The mean of the quicker half."""
+    """The mean of the faster half."""
     middle = median(samples)
     return mean(each for each in samples if each <= middle)

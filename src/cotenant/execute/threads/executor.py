@@ -1,4 +1,4 @@
-"""The executor that runs launches on CPU cores, on threads of this process: with onnxruntime, or torch for `.pt2`."""
+"""The executor on CPU cores: runs launches on threads of this process, with onnxruntime, or torch for `.pt2`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cotenant.work import Share
 
 
 class ThreadExecutor(BaseExecutor):
-    """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
+    """Runs launches on pinned lanes; tensors of a batch stay in this process between its segments.
 
-    A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches expand.
+    A launch that raises fails alone, with the reason. A batch may run as several tasks, and launches may be expanded.
     """
 
-    has_parts = True
+    has_tasks = True
 
     def __init__(self, lane_nice: int = 0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ThreadExecutor(BaseExecutor):
         self._launches = LaunchRunner(self._batches)
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
-        """See ModelExecutor. Memory is not limited here."""
+        """Open the model and prepare its sessions. Its memory is not limited."""
         runner = opened_by(model)
         try:
             for threads, ranges in spec.sessions:
@@ -47,23 +47,23 @@ class ThreadExecutor(BaseExecutor):
         return runner
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor."""
+        """Prepare the sessions of `spec`, and run each once."""
         runner = cast(Runner, model)
         for threads, ranges in spec.sessions:
             runner.prepare(ranges, threads)
             warm_up(runner, ranges, threads, spec.shapes[0])
 
     def keep(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor."""
+        """Unload sessions for other threads than those of `spec`."""
         cast(Runner, model).keep([threads for threads, _ in spec.sessions])
 
     def add_model(self, tenant: str, model: Loaded) -> None:
-        """See ModelExecutor. Cores know no urgency: the policy's order is all."""
+        """Let launches of the tenant run this model. `urgent` has no effect on cores: the policy decides the order."""
         with self._lock:
-            self._models[tenant] = cast(Runner, model)  # what `load` gave
+            self._models[tenant] = cast(Runner, model)  # the result of `load`
 
     def remove_model(self, tenant: str) -> None:
-        """See ModelExecutor."""
+        """Forget the model of a tenant."""
         with self._lock:
             self._models.pop(tenant, None)
 
@@ -91,5 +91,5 @@ class ThreadExecutor(BaseExecutor):
 
 
 def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
-    """Threads of this process, on whatever cores launches name."""
+    """An executor on threads of this process; launches may name any cores."""
     return ThreadExecutor(lane_nice)

@@ -1,4 +1,4 @@
-"""Worker threads pinned to partitions: one thread per set of cores, which sleeps until it is given work."""
+"""Lanes: one thread for each set of cores, pinned to them, which sleeps until it gets a task."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Lane:
-    """Runs work in order on one thread. With several cores the thread sits on the first; its pool has the others.
+    """Runs tasks in order on one thread, pinned to the first core; the engine's thread pool uses the others.
 
-    `nice` is the nice value of the thread, where the platform has one for each thread.
+    `nice` is the nice value of the thread, on platforms with one for each thread.
     """
 
     def __init__(self, partition: Share, nice: int = 0) -> None:
@@ -32,15 +32,15 @@ class Lane:
         start_thread(self._thread, f"launches on cores {partition.cores} fail")
 
     def put(self, task: Task) -> None:
-        """Queue a task; never blocks. It must not raise."""
+        """Queue a task; never blocks. The task must not raise."""
         self._queue.put(task)
 
     def stop(self) -> None:
-        """Stop when what is queued is done; never blocks."""
+        """Stop after the queued tasks; never blocks."""
         self._queue.put(None)
 
     def close(self, until_s: float | None = None) -> None:
-        """Finish what is queued and stop; nothing is waited for beyond `until_s` of the monotonic clock."""
+        """Run the queued tasks and stop. Waits until `until_s` of the monotonic clock at most."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join(left_s(until_s))
@@ -49,25 +49,25 @@ class Lane:
         settle(self._partition.cores, self._nice)
         while (task := self._queue.get()) is not None:
             task()
-            del task  # nothing that it holds may wait for the next one
+            del task  # frees the task's tensors before the wait for the next task
 
 
 def left_s(until_s: float | None) -> float | None:
-    """Seconds until a time of the monotonic clock, 0 when it has passed; None, as time-outs take it, for no limit."""
+    """Seconds until a time of the monotonic clock, at least 0; None (no limit) for None."""
     return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
 def settle(cores: tuple[int, ...], nice: int) -> None:
-    """Make the calling thread one that runs launches: bound to the first of the cores, and nice."""
+    """Make the calling thread the thread of a lane: pinned to the first of the cores, with this nice value."""
     pin(cores[:1])
     be_nice(nice)
 
 
 def be_nice(nice: int) -> None:
-    """Give the calling thread, and those that it will start, at least this nice value.
+    """Raise the nice value of the calling thread, and of threads that it starts, to at least `nice`.
 
-    What is nicer already, with its process, stays so: only the superuser may take that back. It gets the time slice
-    that all have, too, if the thread that started it has a short one.
+    A higher value is kept: only the superuser may lower it. The thread also gets the default time slice, if the thread
+    that started it has a short one.
     """
     set_slice(DEFAULT)
     if hasattr(os, "setpriority"):
@@ -76,11 +76,11 @@ def be_nice(nice: int) -> None:
 
 
 _GENTLY = 5
-"""Added to the nice value of lanes for loading libraries and models: lanes on the same cores go first."""
+"""Nice value, added to that of lanes, for loading libraries and models: lanes on the same cores go first."""
 
 
 def run_gently(work: Callable[[], T]) -> T:
-    """Do work on a thread with a higher nice value than the calling one; return its result, raise its exception."""
+    """Run `work` on a thread with a higher nice value; return its result, or raise its exception."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -101,9 +101,9 @@ def run_gently(work: Callable[[], T]) -> T:
 
 
 def pin(cores: tuple[int, ...]) -> None:
-    """Bind the calling thread to cores, where the platform can and they exist; a partition elsewhere stays unpinned.
+    """Pin the calling thread to cores, if the platform supports it and they exist; else leave it unpinned.
 
-    A thread inherits the cores of the one that started it, often a lane's: they do not bound what it may be given.
+    The cores need not be among those of the thread that started it, often a lane's.
     """
     if hasattr(os, "sched_setaffinity"):
         try:

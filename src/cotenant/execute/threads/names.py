@@ -1,13 +1,13 @@
-"""How the threads of a run are named."""
+"""Threads of a run: a number, or the cores that they are pinned to."""
 
 from __future__ import annotations
 
 Threads = int | tuple[int, ...]
-"""How many threads compute, or the cores they run on: the caller sits on the first, a pool on the others."""
+"""Number of threads, or the cores that they run on: the caller is on the first, a thread pool on the others."""
 
 
 def thread_count(threads: Threads) -> int:
-    """How many there are. Raises ValueError when there are none, or a core is listed twice."""
+    """The number of threads. Raises ValueError when it is 0, or a core is listed twice."""
     if isinstance(threads, int):
         if threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more, or a tuple of cores")

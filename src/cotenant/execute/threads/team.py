@@ -1,4 +1,4 @@
-"""The cores of a run that may become more while it goes on."""
+"""The cores of a run that can be expanded while it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 Call = Callable[[Sequence[int]], object]
-"""Has the threads of these cores join what runs; quick, from any thread."""
+"""Lets threads on these cores join a run; quick, may be called from any thread."""
 
 
 class Team:
@@ -20,11 +20,11 @@ class Team:
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """Those that are in it by now."""
+        """The present cores."""
         return self._cores
 
     def expand(self, cores: Sequence[int]) -> None:
-        """Take these in as well: into what runs now, and into all that it runs from here on."""
+        """Add cores, to the run under way and to later runs of this team."""
         with self._lock:
             new = tuple(core for core in cores if core not in self._cores)
             self._cores += new
@@ -33,7 +33,7 @@ class Team:
 
     @contextmanager
     def at_work(self, call: Call) -> Iterator[tuple[int, ...]]:
-        """Gives the cores to begin with; `call` is told of those that come until this ends."""
+        """Yields the cores to begin with; until the context ends, `call` gets cores that are added."""
         with self._lock:
             self._call = call
             cores = self._cores

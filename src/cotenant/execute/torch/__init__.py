@@ -1,1 +1,1 @@
-"""Running torch.export archives: reading, checking and cutting them, and the executor on streams of a device."""
+"""torch.export archives: reading, checking and cutting them, and the executor on streams of a device."""

@@ -1,9 +1,9 @@
-"""Reading a torch.export archive (`.pt2`) without unpickling anything.
+"""Reads a torch.export archive (`.pt2`) without unpickling anything.
 
-`torch.export.load` unpickles sample inputs and whatever the archive says is pickled, evaluates sizes as Python and
-runs compiled code that lies in it. So the file is read here: its description is checked (`torch_check`), its weights
-are plain bytes, and torch only sees an archive that this module writes: the checked description, with weights that
-have the right shapes and no memory.
+`torch.export.load` unpickles sample inputs and everything that the archive marks as pickled, evaluates sizes as Python,
+and runs compiled code in it. This module reads the file itself: it checks the description (`archive_check`), reads
+weights as plain bytes, and gives torch an archive that it has written. That archive has the checked description, and
+weights of the right shapes without memory.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TYPES: dict[int, torch.dtype] = {
     13: torch.bfloat16,
     28: torch.uint16,
 }
-"""torch's schema numbers of element types; the rest (complex, quantised, eight-bit floats) is not taken."""
+"""Element types by torch's schema number; other types (complex, quantised, eight-bit floats) are refused."""
 _AGAIN = "Export it again with torch.export.export and torch.export.save"
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A program, its weights by their full names, and what its inputs and outputs are called."""
+    """A program, its weights by their full names, and the names of its inputs and outputs."""
 
     program: torch.export.ExportedProgram
     weights: dict[str, torch.Tensor]
@@ -62,9 +62,9 @@ class Archive:
 
 
 def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[HeldFolder, Path]:
-    """Find or make a copy of the archive at `path` in a folder under `cache_dir`; `content` is as in `opened`.
+    """Find or make a copy of the archive at `path` in a folder under `cache_dir`; `content` as `wanted` of `opened`.
 
-    Raises ModelError when the file cannot be copied, or is not the one with that `content`.
+    Raises ModelError when the file cannot be copied, or its content is not `content`.
     """
 
     def name() -> str:
@@ -86,9 +86,9 @@ def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[HeldFolde
 
 
 def read_archive(path: Path, file: Path) -> Archive:
-    """Read the archive that was at `path` from its copy, `file`; weights are on the CPU.
+    """Read the archive of `path` from its copy, `file`; weights are on the CPU.
 
-    Raises ModelError when it is no archive, of another version, holds pickled or compiled parts, or is damaged.
+    Raises ModelError when it is no archive, is of another version or damaged, or holds pickled or compiled parts.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -134,7 +134,7 @@ def _read(path: Path, file: zipfile.ZipFile) -> Archive:
     weights: dict[str, torch.Tensor] = {}
     for name, config in configs.items():
         weights.update(_weights(path, file, entries, name.rpartition("/")[0], config))
-    for name, weight in weights.items():  # in place of those without memory
+    for name, weight in weights.items():  # replace the weights without memory
         if name in program.state_dict:
             is_param = isinstance(program.state_dict[name], torch.nn.Parameter)
             program.state_dict[name] = torch.nn.Parameter(weight, requires_grad=False) if is_param else weight
@@ -149,7 +149,7 @@ def _entries(path: Path, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     roots = {info.filename.partition("/")[0] for info in infos}
     entries = {info.filename.partition("/")[2]: info for info in infos}
     if "version" in roots or "serialized_exported_program.json" in roots:
-        raise ModelError(path, "it is of a format that torch left behind with version 2.8", _again())
+        raise ModelError(path, "it is of a format that torch dropped with version 2.8", _again())
     if len(roots) != 1 or "archive_format" not in entries or len(entries) != len(infos):
         raise ModelError(path, "it is no torch.export archive", _AGAIN)
     if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
@@ -191,12 +191,12 @@ def _payloads(path: Path, document: Any) -> dict[str, Any]:
                 path, f"its weight {name!r} is pickled, which could run any code", "Keep plain tensors as weights"
             )
         if meta["dtype"] not in _TYPES or meta["layout"] != _STRIDED:
-            raise ModelError(path, f"its weight {name!r} has a type that is not taken", "Keep dense, plain weights")
+            raise ModelError(path, f"its weight {name!r} has an unsupported type", "Keep dense, plain weights")
     return config
 
 
 def _stripped(clean: Any, configs: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """An archive with the checked description, in which every weight is one number repeated: strides of 0."""
+    """An archive with the checked description, in which every weight is one repeated number (strides of 0)."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as file:
 
@@ -238,7 +238,7 @@ def _program(path: Path, content: bytes) -> torch.export.ExportedProgram:
     noisy.setLevel(logging.ERROR)
     try:
         return torch.export.load(io.BytesIO(content))
-    except Exception as error:  # torch raises whatever it met on its way
+    except Exception as error:  # torch raises exceptions of any class
         cause = error.__context__ or error
         text = (str(cause) or type(cause).__name__).strip().splitlines()[0][:200]
         raise ModelError(path, f"torch {torch.__version__} cannot load it: {text}", _again()) from error
@@ -249,7 +249,7 @@ def _program(path: Path, content: bytes) -> torch.export.ExportedProgram:
 def _weights(
     path: Path, file: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], folder: str, config: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Tensors by full name; those that share a file share memory, as they did when they were saved."""
+    """Weights by full name; weights in one file share memory, as they did when they were saved."""
     stores: dict[str, torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for fqn, entry in config.items():
@@ -265,7 +265,7 @@ def _weights(
         last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         is_sound = min([offset, *sizes, *strides]) >= 0 and (0 in sizes or (last + 1) * dtype.itemsize <= len(store))
         if not is_sound:
-            raise ModelError(path, f"its weight {fqn!r} reaches beyond its bytes", "Copy it again, completely")
+            raise ModelError(path, f"its weight {fqn!r} exceeds its bytes in the file", "Copy it again, completely")
         if 0 in sizes or not math.prod(sizes):
             found[fqn] = torch.empty(sizes, dtype=dtype)
         else:
@@ -275,7 +275,7 @@ def _weights(
 
 
 def _bytes(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> torch.Tensor:
-    """One member's bytes, read straight into a tensor."""
+    """The bytes of one member, read directly into a tensor."""
     store = torch.empty(info.file_size, dtype=torch.uint8)
     view = memoryview(np.asarray(store).data).cast("B")
     with file.open(info) as source:

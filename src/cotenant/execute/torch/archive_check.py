@@ -1,8 +1,8 @@
-"""What the description of a torch.export archive may contain: pure checks of its JSON, before torch sees any of it.
+"""Checks of the description of a torch.export archive: pure checks of its JSON, before torch reads any of it.
 
-torch evaluates parts of that description as Python: symbolic sizes are expressions, node names become source code,
-operators are looked up by their dotted path. So everything that is used must match a list of what is known to be
-harmless, and everything that is not needed (traces, guards, container types) is left out of what torch is given.
+torch evaluates parts of that description as Python: sizes are expressions, node names become source code, operators are
+found by their dotted path. So every value that torch uses must match an allow list. Values that torch does not need
+(traces, guards, container types) are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from cotenant.graph.torch_names import input_names, output_names
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""Of a program's inputs and of its outputs."""
+"""Names of a program's inputs and of its outputs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PATH = re.compile(r"[A-Za-z0-9_.]{1,1000}", re.ASCII)
@@ -32,14 +32,14 @@ _PYTHON = frozenset(
     for name in names.split(" ")
 )
 _REFUSED_OPERATORS = frozenset(("from_file", "save", "warn", "set_data", "_import_py_func"))
-"""Operators of aten that touch files or more than tensors."""
+"""Operators of aten that use files, or change more than tensors."""
 
 _TOKEN = re.compile(
     r"""\s+ | [(),=+*/%<>!&|~-] | '(?:(?:s|u|z|f|zf|zuf|uf)?[0-9]{1,20}(?:\.[0-9]{1,40})?)'
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*) | [0-9]{1,20}(?:\.[0-9]{1,20})?""",
     re.ASCII | re.VERBOSE,
 )
-"""A piece of an expression as torch writes it, for example `Mul(Integer(2), Symbol('s7', integer=True))`."""
+"""A token of an expression as torch writes it, for example `Mul(Integer(2), Symbol('s7', integer=True))`."""
 _MOST_CHARACTERS = 4000
 _SYMBOL = re.compile(r"(s|u|z|f|zf|zuf|uf)[0-9]+", re.ASCII)
 _WORDS = frozenset(
@@ -59,14 +59,14 @@ _INPUTS = frozenset(("user_input", "parameter", "buffer", "tensor_constant"))
 
 
 class UnsafeArchiveError(ValueError):
-    """The description holds something that is not on the list. The text is a clause: "it ..."."""
+    """The description has a value that is not on the allow list. The message is a clause: "it ..."."""
 
 
 def clean_program(document: Any) -> tuple[dict[str, Any], Names]:
-    """Check the description of a program and give what torch needs of it, with the names of inputs and outputs.
+    """Check the description of a program; return the part that torch needs, and the names of inputs and outputs.
 
-    Raises UnsafeArchiveError for what is not on the list, LookupError, TypeError, ValueError for another shape of
-    document.
+    Raises UnsafeArchiveError for values that are not on the allow list. Raises LookupError, TypeError or ValueError for
+    a document of another structure.
     """
     module = document["graph_module"]
     signature = module["signature"]
@@ -95,7 +95,7 @@ def clean_program(document: Any) -> tuple[dict[str, Any], Names]:
 
 
 def check_expression(text: object) -> None:
-    """Raise UnsafeArchiveError when the text is no plain arithmetic of sizes: torch evaluates it."""
+    """Raise UnsafeArchiveError unless the text is plain arithmetic of sizes: torch evaluates it."""
     shown = str(text)[:60]
     if not isinstance(text, str) or not 0 < len(text) <= _MOST_CHARACTERS:
         raise UnsafeArchiveError(f"it has a size that is no expression: {shown!r}")
@@ -111,7 +111,7 @@ def check_expression(text: object) -> None:
 
 
 def check_target(target: object) -> None:
-    """Raise UnsafeArchiveError when the target is no operator on the list."""
+    """Raise UnsafeArchiveError unless the target is an operator on the allow list."""
     if isinstance(target, str):
         if target in _PYTHON or target in _HIGHER_ORDER:
             return
@@ -121,15 +121,15 @@ def check_target(target: object) -> None:
 
 
 def check_name(name: object) -> None:
-    """Raise UnsafeArchiveError when the name is no identifier: it becomes one in the source code of segments."""
+    """Raise UnsafeArchiveError unless the name is an identifier: it becomes one in the source code of segments."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise UnsafeArchiveError(f"it has a value whose name is no identifier: {str(name)[:60]!r}")
+        raise UnsafeArchiveError(f"it has a value with a name that is no identifier: {str(name)[:60]!r}")
 
 
 def check_fqn(name: object) -> None:
-    """Raise UnsafeArchiveError when the name of a weight is no path of identifiers and numbers."""
+    """Raise UnsafeArchiveError unless the name of a weight is a path of identifiers and numbers."""
     if not isinstance(name, str) or not _PATH.fullmatch(name):
-        raise UnsafeArchiveError(f"it has a weight with a strange name: {str(name)[:60]!r}")
+        raise UnsafeArchiveError(f"it has a weight with an invalid name: {str(name)[:60]!r}")
 
 
 def _check_signature(signature: Any) -> None:
@@ -143,7 +143,7 @@ def _check_signature(signature: Any) -> None:
         kind = next(iter(spec))
         if kind != "user_output":
             raise UnsafeArchiveError(
-                f"it changes its own state or its inputs when it runs ({kind}); queries would see each other"
+                f"it changes its own state or its inputs when it runs ({kind}); queries would affect each other"
             )
 
 
@@ -161,7 +161,7 @@ def _clean_graph(graph: Any) -> dict[str, Any]:
 
 
 def _check_values(value: Any) -> None:
-    """Walk everything that torch is given and check whatever has a meaning to it."""
+    """Check all values that torch interprets, recursively."""
     if isinstance(value, list):
         for item in value:
             _check_values(item)
@@ -176,7 +176,7 @@ def _check_values(value: Any) -> None:
         elif key == "target":
             check_target(item)
         elif key == "metadata" and item:
-            raise UnsafeArchiveError("it has notes at its nodes")
+            raise UnsafeArchiveError("it has metadata at its nodes")
         elif key in ("as_custom_obj", "as_operator", "custom_obj", "token"):
             raise UnsafeArchiveError(f"it has a value of the kind {key!r}, which cannot be checked")
         elif key == "as_graph":

@@ -1,4 +1,4 @@
-"""Arrays of numpy as tensors of torch and back, without a copy; BF16, which numpy lacks, goes by its bits."""
+"""Conversion between numpy arrays and torch tensors without a copy; BF16, which numpy lacks, by its bits."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """The tensor over an array's memory. Raises TypeError for a type of elements that torch lacks."""
+    """The tensor over an array's memory. Raises TypeError for an element type that torch lacks."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def array_of(tensor: torch.Tensor, numpy: Callable[[torch.Tensor], Any] = torch.Tensor.numpy) -> Any:
-    """The array over the memory of a tensor on the CPU, by way of `numpy` for what numpy knows."""
+    """The array over the memory of a tensor on the CPU, converted by `numpy`, for BF16 by its bits."""
     if tensor.dtype is torch.bfloat16:
-        import ml_dtypes  # whose type it is; measuring a device goes without
+        import ml_dtypes  # defines the type; measuring a device does not need it
 
         return numpy(tensor.view(torch.uint16)).view(ml_dtypes.bfloat16)
     return numpy(tensor)
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU."""
+    """Convert the results of `TorchModel.run` to numpy arrays; waits for a GPU."""
     return {
         name: array_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else value
         for name, value in values.items()

@@ -1,7 +1,7 @@
 """The executor that runs launches with torch on the streams of a device.
 
-A launch is submitted as a whole (inputs up, units, outputs down, an event) by the thread of its lane, and nobody waits
-for it but the one thread that looks at the events of all lanes. See docs/torch.md, "Streams".
+The thread of a lane submits a whole launch: copies of inputs, units, copies of outputs, an event. One thread polls the
+events of all lanes. See docs/torch.md, "Streams".
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.chains import Chains
 from cotenant.execute.gpu.completions import Completions
 from cotenant.execute.gpu.lane_thread import LaneThread
+from cotenant.execute.gpu.launch_tensors import form_at, results_of, values_of
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.gpu.task_tensors import form_at, results_of, values_of
 from cotenant.execute.protocol import Loaded, LoadSpec, ModelSource, OnEnd, TargetDevice, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import opened_by
@@ -43,7 +43,7 @@ _log = logging.getLogger("cotenant.torch")
 
 
 class DeviceLostError(RuntimeError):
-    """The device takes no more work."""
+    """The device accepts no more work."""
 
 
 class DeviceFullError(RuntimeError):
@@ -52,10 +52,10 @@ class DeviceFullError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A launch from its coming to its end, with all that the device may still read or write for it.
+    """A launch under way, with all tensors that the device may still read or write for it.
 
-    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started. `before`
-    are the launches that have ended, on the device, when it begins.
+    A launch that waits for others is submitted behind them; `on_end` is None until it is started. `before` are launches
+    that have ended on the device when this one begins.
     """
 
     launch: Launch
@@ -73,17 +73,17 @@ class _Flight:
     results: Named = field(default_factory=dict)
     by_strategy: WholeLaunch | None = None
     events: tuple[Event, ...] = ()
-    """Before and after the copies of inputs, after the units, and at the end; the last alone where nothing is timed."""
+    """Before and after the copies of inputs, after the units, and at the end; only the last without timing."""
     gather_ns: int = 0
     began_ns: int = 0
     error: str | None = None
 
     def drop(self) -> None:
-        """Let go of all tensors; nobody looks at it any more."""
+        """Free all tensors."""
         del self.batch, self.values, self.results, self.by_strategy
 
     def is_over(self) -> bool:
-        """See Flight."""
+        """Whether the device has run it, and it was started; an error of the device also ends it."""
         try:
             return self.on_end is not None and (not self.events or self.events[-1].is_reached())
         except Exception as error:
@@ -91,20 +91,20 @@ class _Flight:
             return True
 
     def land(self) -> None:
-        """See Flight."""
+        """Report its end."""
         self.executor.land(self)
 
 
 class TorchExecutor(BaseExecutor):
-    """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
+    """Runs launches on the streams of a device. Tensors of a batch stay on the device between its segments.
 
-    Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
-    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. What one part of a batch makes
-    for another one stays on the device, where streams wait for each other. Run strategies may use `cores` of the host.
+    Models are captured when they are loaded, if the device has graphs; launches without a captured graph run unit by
+    unit. A launch that raises fails alone, with the reason; its lane goes on. Tensors that tasks of a batch pass to
+    each other stay on the device, where streams wait for each other. Run strategies may use `cores` of the host.
     """
 
     lanes_change = False
-    has_parts = True
+    has_tasks = True
 
     def __init__(self, device: StreamDevice, cores: Sequence[int] = ()) -> None:
         super().__init__()
@@ -116,10 +116,10 @@ class TorchExecutor(BaseExecutor):
         self._models: dict[str, Resident] = {}
         self._lanes: dict[Share, LaneThread] = {}
         self._flights: dict[int, _Flight] = {}
-        """Those that have not landed, by launch."""
+        """Launches under way, by number."""
         self._submitted = threading.Condition()
         self._followers = 0
-        """Lanes that wait until launches of others are submitted."""
+        """Number of lanes that wait until launches of other lanes are submitted."""
         self._lost = ""
 
     @property
@@ -128,19 +128,19 @@ class TorchExecutor(BaseExecutor):
         return StreamTarget(self)
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
-        """See ModelExecutor. Memory of the host is not limited here."""
-        return self._take_in(opened_by(model), spec, is_lent=False)
+        """Open the model, and capture it on all its lanes. Host memory is not limited."""
+        return self._take_in(opened_by(model), spec, is_shared=False)
 
-    def lend(self, model: Runner, spec: LoadSpec) -> Loaded:
-        """As `load`, for somebody who keeps the model."""
-        return self._take_in(model, spec, is_lent=True)
+    def load_shared(self, model: Runner, spec: LoadSpec) -> Loaded:
+        """Like `load`, but the caller keeps the model and closes it."""
+        return self._take_in(model, spec, is_shared=True)
 
-    def _take_in(self, model: Runner, spec: LoadSpec, *, is_lent: bool) -> Loaded:
+    def _take_in(self, model: Runner, spec: LoadSpec, *, is_shared: bool) -> Loaded:
         if not hasattr(model, "why_eager"):
             raise ModelError(
-                model.path, f"{self.device.name} runs torch models alone", "Export it with torch.export to model.pt2"
+                model.path, f"{self.device.name} only runs torch models", "Export it with torch.export to model.pt2"
             )
-        resident = Resident(next(self._numbers), cast(StreamModel, model), spec, self._leave, is_lent)
+        resident = Resident(next(self._numbers), cast(StreamModel, model), spec, self._leave, is_shared)
         try:
             self.prepare(resident, spec)
         except Exception:
@@ -149,7 +149,7 @@ class TorchExecutor(BaseExecutor):
         return resident
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor. Every share's own thread captures what it will be asked for, and runs it twice."""
+        """Capture each share, shape and batch size on the thread of its lane, and run it twice."""
         resident = cast(Resident, model)
         resident.model.prepare(spec.ranges)
         preparing = Preparation(self.device, self.chains, resident, spec, self.cores)
@@ -159,20 +159,20 @@ class TorchExecutor(BaseExecutor):
         preparing.tell()
 
     def keep(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor: lanes stay as they are."""
+        """Do nothing: lanes do not change."""
 
     def add_model(self, tenant: str, model: Loaded) -> None:
-        """See ModelExecutor."""
+        """Let launches of the tenant run this model."""
         with self._lock:
             self._models[tenant] = cast(Resident, model)
 
     def remove_model(self, tenant: str) -> None:
-        """See ModelExecutor."""
+        """Forget the model of a tenant."""
         with self._lock:
             self._models.pop(tenant, None)
 
     def problem(self, tenant: str) -> str:
-        """See ModelExecutor: a device that is lost serves nobody."""
+        """Why the device is lost, for every tenant; "" while it works."""
         return self._lost
 
     @override
@@ -192,7 +192,7 @@ class TorchExecutor(BaseExecutor):
             self._ends.look()
 
     def enqueue(self, launch: Launch) -> None:
-        """See Executor: it is submitted behind those that it waits for, which the device orders."""
+        """Submit the launch behind those that it waits for; the device orders them."""
         flight = self._book(launch)
         flight.after = tuple(self._flights[other] for other in launch.after if other in self._flights)
         flight.before = frozenset(launch.after).union(*(each.before for each in flight.after))
@@ -203,12 +203,12 @@ class TorchExecutor(BaseExecutor):
         for flight in [each for each in list(self._flights.values()) if each.launch.batch == batch]:
             if flight.on_end is None:
                 flight.is_cancelled = True
-                flight.on_end = _told_nobody
+                flight.on_end = _ignore_end
                 self._ends.look()
         super().release(batch)
 
     def close(self, until_s: float | None = None) -> None:
-        """See Executor. The device of a launch that has not ended by then is left to the end of the process."""
+        """Stop. If a launch has not ended by then, its device is closed by the end of the process."""
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
@@ -218,7 +218,7 @@ class TorchExecutor(BaseExecutor):
             self.device.close()
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
-        """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""
+        """Run `work` with the streams of a share on the thread of its lane; return its result. For measurements."""
         lane = self._lane(share)
         return lane.do(lambda: work(lane.streams))
 
@@ -249,10 +249,10 @@ class TorchExecutor(BaseExecutor):
     # --- the lane's thread --------------------------------------------------------------------------------------------
 
     def _take_off(self, flight: _Flight) -> None:
-        """Submit a launch, when those that it waits for are submitted, and have its end told."""
+        """Submit a launch after those that it waits for, and let its end be polled."""
         if flight.after:
             with self._submitted:
-                self._followers += 1  # before the look: who submits looks at it afterwards
+                self._followers += 1  # before the check below: a submitter reads it after it submits
                 self._submitted.wait_for(lambda: all(each.is_submitted for each in flight.after))
                 self._followers -= 1
         self._submit(flight)
@@ -280,7 +280,7 @@ class TorchExecutor(BaseExecutor):
                 self._with_room(flight, partial(self._launch, flight, resident, flight.batch))
         except Exception as error:
             flight.error = self.reason(error)
-            with suppress(Exception), lane.stream(urgent):  # the device may still read what was submitted before
+            with suppress(Exception), lane.stream(urgent):  # the device may still read earlier copies
                 flight.events = (lane.record(),)
         flight.after = ()
         flight.is_submitted = True
@@ -289,10 +289,10 @@ class TorchExecutor(BaseExecutor):
                 self._submitted.notify_all()
 
     def _launch(self, flight: _Flight, resident: Resident, batch: BatchTensors) -> None:
-        """Submit everything of a launch to the current stream."""
-        lane, work, values, parts = flight.lane, flight.launch.work, flight.values, batch.parts
+        """Submit all work of a launch to the current stream."""
+        lane, work, values, tasks = flight.lane, flight.launch.work, flight.values, batch.tasks
         share, form = flight.launch.share, form_at(work, values, batch, resident.max_batch)
-        is_whole = parts is None and not work.start and flight.launch.last
+        is_whole = tasks is None and not work.start and flight.launch.last
         way = resident.ways.get(share) if is_whole else None
         number = resident.number if way is None else -resident.number
         chain: Any = self.chains.find(number, share, form, work.start, work.end)
@@ -315,22 +315,22 @@ class TorchExecutor(BaseExecutor):
             results = resident.model.run(work.start, work.end, values, streams.threads)
         if is_timed:
             events.append(record(True))
-        if parts is not None or flight.launch.last:
+        if tasks is not None or flight.launch.last:
             results = results_of(work, batch, resident.model, form, results)
         if flight.launch.last:
             results = {name: streams.download(value) for name, value in results.items()}
         else:
-            if chain is not None:  # the next launch of this lane writes over it
+            if chain is not None:  # the next launch of this lane overwrites it
                 results = {name: value.clone() for name, value in results.items()}
-            if parts is not None:
-                parts.submit(work, results, flight.launch.id)
-                parts.form = form.of_rows(parts.items)
+            if tasks is not None:
+                tasks.submit(work, results, flight.launch.id)
+                tasks.form = form.of_rows(tasks.items)
         batch.form = form
         flight.results = results
         flight.events = (*events, record(is_timed))
 
     def _with_room(self, flight: _Flight, work: Callable[[], None]) -> None:
-        """Do work; once more when it finds no memory, and torch has given back what it keeps for later."""
+        """Run `work`; run it again if it finds no memory, after torch has freed its cache."""
         for is_last in (False, True):
             try:
                 work()
@@ -345,17 +345,17 @@ class TorchExecutor(BaseExecutor):
                     f"{total / MIB:.0f} MiB are free"
                 )
 
-    # --- who lands it ----------------------------------------------------------------------------------------------
+    # --- the thread that polls ends --------------------------------------------------------------------------------
 
     def land(self, flight: _Flight) -> None:
-        """Tell how a launch has ended that the device has done with."""
+        """Report the end of a launch that the device has run."""
         arrived, launch, timing = time.perf_counter_ns(), flight.launch, Timing()
         try:
             if flight.error is None:
                 timing = self._kept(flight, arrived)
         except Exception as caught:
             flight.error = self.reason(caught)
-        if not self._lost:  # letting go of memory of a device that is lost ends the process
+        if not self._lost:  # freeing memory of a lost device ends the process
             flight.drop()
             del self._flights[launch.id]
         if flight.resident is not None:
@@ -364,12 +364,12 @@ class TorchExecutor(BaseExecutor):
         flight.on_end(launch.id, flight.error, timing)
 
     def _kept(self, flight: _Flight, arrived: int) -> Timing:
-        """Keep what a launch has left. Gives where its time went; where that was not timed, all of it to its units."""
+        """Keep the tensors that a launch leaves. Returns its timing; without timed events, all time is its units'."""
         launch, batch = flight.launch, flight.batch
         if flight.is_cancelled or isinstance(batch, Exception):
             return Timing()
         outputs = {n: flight.lane.streams.to_numpy(each) for n, each in flight.results.items()} if launch.last else {}
-        if batch.parts is not None and flight.resident is not None:
+        if batch.tasks is not None and flight.resident is not None:
             if (joined := self._batches.join(launch, flight.resident.outputs, outputs, {})) is not None:
                 self._batches.finish(launch, *joined)
         elif launch.last:
@@ -377,23 +377,23 @@ class TorchExecutor(BaseExecutor):
         else:
             self._batches.pause(launch, batch, flight.results)
         output_ns = time.perf_counter_ns() - arrived
-        pieces = flight.by_strategy.times() if flight.by_strategy is not None else ()
+        task_times = flight.by_strategy.times() if flight.by_strategy is not None else ()
         if len(flight.events) == 1:
-            return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns, pieces)
+            return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns, task_times)
         began, filled, ran, done = cast(Any, flight.events)
         copied_ns, output_ns = filled.ns_since(began), done.ns_since(ran) + output_ns
-        return Timing(flight.gather_ns + copied_ns, ran.ns_since(filled), output_ns, pieces)
+        return Timing(flight.gather_ns + copied_ns, ran.ns_since(filled), output_ns, task_times)
 
     def reason(self, error: Exception) -> str:
-        """A sentence for the client; takes note of a device that is lost."""
+        """A sentence for the client; notes a lost device."""
         if not self._lost and self.device.is_lost(error):
             self._lost = f"{self.device.name} is lost ({first_line(causes(error)[-1])}): restart the server"
             _log.error("%s", self._lost)
         return self._lost or reason_of(error if isinstance(error, CotenantError) else RuntimeError(first_line(error)))
 
 
-def _told_nobody(launch: int, error: str | None, timing: Timing) -> None:
-    """For a launch that was submitted behind others, and is not wanted any more."""
+def _ignore_end(launch: int, error: str | None, timing: Timing) -> None:
+    """The end of a cancelled launch that was submitted behind others."""
 
 
 def _need(flight: _Flight) -> str:

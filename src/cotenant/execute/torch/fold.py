@@ -1,4 +1,4 @@
-"""What can be computed once when a program is opened: batch normalisation inside convolutions, and constants."""
+"""Constant folding when a program is opened: batch normalisation into convolutions, and constant operators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from cotenant.graph.torch_lower import Lowered, argument, aten_name, is_tensor
 _CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 _MOST_CONSTANT_BYTES = 1 << 20
 _LARGEST_SCALE = 1e6
-"""A normalisation that stretches by more than this has a variance near 0: folded, it would lose the weights' digits."""
+"""A normalisation with a larger scale has a variance near 0 and is not folded: the weights would lose digits."""
 
 
 def fold(lowered: Lowered, weights: dict[str, torch.Tensor]) -> None:
-    """Simplify a functional graph in place; new weights are added to `weights`, which is by full name.
+    """Simplify a functional graph in place; new weights are added to `weights`, by full name.
 
-    A normalisation is folded where its convolution has no other reader, both are in FP32 or FP64, and its scale is
-    finite and moderate; the new weights are computed in FP64. Constants are folded up to 1 MiB, or their inputs' size.
+    A normalisation is folded if its convolution has no other reader and both are in FP32 or FP64. Its scale must be
+    finite and at most `_LARGEST_SCALE`. The new weights are computed in FP64. A constant is folded up to 1 MiB, or up
+    to the size of its inputs.
     """
     if lowered.trouble:
         return
@@ -63,8 +64,8 @@ def _fold_norm(lowered: Lowered, weights: dict[str, torch.Tensor], norm: fx.Node
     assert mu is not None
     assert var is not None
     eps = float(argument(norm, 7))
-    stretch = torch.rsqrt(var + eps) * (1.0 if gamma is None else gamma)
-    if not bool(torch.isfinite(stretch).all()) or float(stretch.abs().max()) > _LARGEST_SCALE:
+    factor = torch.rsqrt(var + eps) * (1.0 if gamma is None else gamma)
+    if not bool(torch.isfinite(factor).all()) or float(factor.abs().max()) > _LARGEST_SCALE:
         return
     new_w, new_b = fuse_conv_bn_weights(w, b, mu, var, eps, gamma, beta)
     dtype = weights[lowered.weights[kernel]].dtype

@@ -1,4 +1,4 @@
-"""Whether FP32 products of GPUs run in TF32: torch has one setting for a process, so the models in it must agree."""
+"""Whether FP32 products on GPUs use TF32: torch has one setting for a process, so its models must agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Claimant(Protocol):
-    """A model that claims the setting, by its name in messages."""
+    """A model that claims the setting; `name` is its name in messages."""
 
     name: str
 
@@ -20,9 +20,9 @@ _lock = threading.Lock()
 
 
 def claim_fp32(model: Claimant, precision: str) -> str:
-    """Have FP32 products run in "fp32" or "tf32" until the model lets go; other precisions need nothing.
+    """Set FP32 products to "fp32" or "tf32" until the model is released; other precisions need no setting.
 
-    Gives the name of a model that holds the setting at the other value, then nothing is changed, or "".
+    Returns "", or the name of a model that claims the other value; then nothing changes.
     """
     if precision not in ("fp32", "tf32"):
         return ""
@@ -31,13 +31,13 @@ def claim_fp32(model: Claimant, precision: str) -> str:
             if each is not model and claimed != precision:
                 return each.name
         _claims[model] = precision
-        # The older of torch's two interfaces: reading by either still works then, in 2.11 to 2.13.
+        # torch's older interface: torch 2.11 to 2.13 can then read the setting by both interfaces.
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         return ""
 
 
 def release_fp32(model: Claimant) -> None:
-    """The model runs no more."""
+    """Release the claim of a model."""
     with _lock:
         _claims.pop(model, None)

@@ -1,8 +1,8 @@
-"""Indices of a program of torch, kept inside their tables before a GPU reads them.
+"""Keeps the indices of a torch program inside their tables.
 
-An index outside its table raises on a CPU. On a GPU a kernel asserts, and the context of the process is lost: one query
-would end the service of all tenants. So limits of the inputs that are indices are found once, for a check of every
-query on the host (`InputCheck.check_values`), and an index that the program computes itself is clamped.
+An index outside its table raises an error on a CPU. On a GPU a kernel asserts, and the context of the process is lost:
+one query would end the service of all tenants. So limits of inputs that are indices are found once, and
+`InputCheck.check_values` checks every query on the host. Indices that the program computes are clamped.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from cotenant.graph.torch_lower import Lowered, argument, aten_name, is_tensor
 from cotenant.graph.torch_sizes import expression_of
 
 Limits = Mapping[str, tuple[int, int]]
-"""By input: the smallest and the largest value that the program can take."""
+"""By input: the smallest and the largest value that the program allows."""
 
 _SHAPES = "view reshape _unsafe_view view_as flatten unflatten permute transpose t numpy_T mT movedim squeeze unsqueeze"
 _COPIES = "expand expand_as broadcast_to repeat tile clone contiguous flip roll"
 _PARTS = "slice select narrow index_select gather index split split_with_sizes chunk unbind"
 _ALL = frozenset(_SHAPES.split()) | frozenset(_COPIES.split())
-"""Operators that give every element of their first argument, and no other."""
+"""Operators with results that have every element of their first argument, and no other."""
 _SOME = _ALL | frozenset(_PARTS.split())
-"""Operators that give no other elements than those of their first argument."""
+"""Operators with results that have only elements of their first argument."""
 _CASTS = frozenset(("to", "_to_copy", "type_as", "long", "int"))
 _PLACES = {"argmax": 0, "argmin": 0, "argsort": 0, "topk": 1, "sort": 1, "max": 1, "min": 1}
-"""Operators that give places along an axis, and which of their results has them."""
+"""Operators that return positions along an axis, and which of their results has them."""
 _WHOLE = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
 
@@ -44,7 +44,7 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class _Below:
-    """Values from 0 to below a size, by its expression."""
+    """Values from 0 to below a size, given by its expression."""
 
     size: Any
 
@@ -58,7 +58,7 @@ class _Traced:
 
 
 _Known = tuple[_Interval | _Below | _Traced, ...] | None
-"""What a tensor's values are of; None where nothing is known."""
+"""Sets that contain a tensor's values; None where they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class _Use:
 def bound_indices(lowered: Lowered, weights: Mapping[str, torch.Tensor], *, clamps: bool) -> Limits:
     """Find the limits of inputs that are indices, by the input's node name.
 
-    With `clamps` every index that is neither an input nor known to fit is clamped into its table, in place: values that
-    lead outside it give what the nearest entries give, in the answer of that query alone. Operators with graphs of
-    their own (`cond`, `map`) are not looked into.
+    With `clamps`, an index that is neither an input nor known to fit is clamped into its table, in place. A value
+    outside then gives the nearest entry, in the outputs of that query only. Operators with graphs of their own (`cond`,
+    `map`) are not analysed.
     """
     known: dict[fx.Node, _Known] = {}
     limits: dict[str, tuple[int, int]] = {}
@@ -154,7 +154,7 @@ def _uses(node: fx.Node) -> Iterator[_Use]:
 def _known(
     node: fx.Node, lowered: Lowered, weights: Mapping[str, torch.Tensor], known: Mapping[fx.Node, _Known]
 ) -> _Known:
-    """What is known of a tensor of whole numbers."""
+    """Known values of a tensor of integers."""
     if not is_tensor(node) or node.meta["val"].dtype not in _WHOLE or lowered.trouble:
         return None
     if node in lowered.weights:
@@ -185,7 +185,7 @@ def _known(
 
 
 def _made(node: fx.Node, name: str) -> _Known:
-    """What is known of whole numbers that an operator makes by itself."""
+    """Known values of integers that an operator makes by itself."""
     if name == "arange":
         start = argument(node, 0) if node.target is not torch.ops.aten.arange.default else 0
         end = argument(node, 0) if node.target is torch.ops.aten.arange.default else argument(node, 1)
@@ -209,7 +209,7 @@ def _made(node: fx.Node, name: str) -> _Known:
 
 
 def _of_several(node: fx.Node, place: Any, known: Mapping[fx.Node, _Known]) -> _Known:
-    """What is known of one result of an operator that has several."""
+    """Known values of one result of an operator that has several."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     name = aten_name(node)
@@ -222,7 +222,7 @@ def _of_several(node: fx.Node, place: Any, known: Mapping[fx.Node, _Known]) -> _
 
 
 def _places(node: fx.Node) -> _Known:
-    """Places along the axis that an operator goes over."""
+    """Positions along the axis that an operator reduces."""
     source = node.args[0]
     names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
     if not isinstance(source, fx.Node) or "dim" not in names:
@@ -234,7 +234,7 @@ def _places(node: fx.Node) -> _Known:
 
 
 def _selected(known: _Known) -> _Known:
-    """Some of the values. Of an input others may be anything, so that no limit follows for all of it."""
+    """A subset of the values; nothing is known of a subset of an input, which has no common limit."""
     return None if known is None or any(isinstance(each, _Traced) for each in known) else known
 
 
@@ -261,7 +261,7 @@ def _is_wider(source: Any, node: fx.Node) -> bool:
 
 
 def _clamp(graph: fx.Graph, use: _Use) -> None:
-    """Put a clamp before an index."""
+    """Insert a clamp before an index."""
     length: Any = use.size
     with graph.inserting_before(use.node):
         if not isinstance(length, int):
@@ -275,7 +275,7 @@ def _clamp(graph: fx.Graph, use: _Use) -> None:
 
 
 def _less(graph: fx.Graph, number: Any, by: Any) -> Any:
-    """A difference of numbers, of which one may be a node."""
+    """A difference of numbers, each of which may be a node."""
     if isinstance(number, int) and isinstance(by, int):
         return number - by
     made = graph.call_function(operator.sub, (number, by))

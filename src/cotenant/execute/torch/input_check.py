@@ -1,4 +1,4 @@
-"""Checking what a torch model is given against what it was exported for."""
+"""Checks the inputs of a torch model against the exported program."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cotenant.graph.torch import TYPES
 from cotenant.graph.torch_sizes import Ranges, expression_of
 
 _OTHERS = {"float32": "float", "float64": "double"}
-"""Types of numpy that ONNX calls otherwise."""
+"""Types with other names in ONNX than in numpy."""
 
 
 class InputCheck:
-    """Raises TensorError for a missing or unknown input, another type, or a shape that the program was not made for.
+    """Raises TensorError for a missing or unknown input, or one of another type or shape.
 
-    A dynamic dimension has bounds, and one that several inputs have must be the same in all of them: beyond that the
-    program's results would be wrong without any other sign.
+    A dynamic dimension has bounds, and must be equal in all inputs that have it: otherwise the program would return
+    wrong results without an error.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class InputCheck:
             raise TensorError(f"model {self._model!r} has no input {extra!r}; leave it out")
 
     def check_values(self, tensors: Mapping[str, Any]) -> None:
-        """Check the values of inputs that are indices, those that are given: tensors on the host."""
+        """Check the values of given inputs that are indices: tensors on the host."""
         for name, (low, high) in self._limits.items():
             if name not in tensors:
                 continue
@@ -68,7 +68,7 @@ class InputCheck:
 
 
 def _type_of(dtype: Any) -> str:
-    text = str(dtype)  # with its order of bytes, where that is another one
+    text = str(dtype)  # with its byte order, if not the native one
     known = f"tensor({_OTHERS.get(text, text)})"
     return known if known in TYPES.values() else text
 
@@ -94,7 +94,7 @@ def _fits(size: int, dim: _Dim, sizes: dict[str, int]) -> bool:
 
 
 def _shown(dims: Sequence[_Dim]) -> tuple[int | str | None, ...]:
-    """Sizes, and for dynamic dimensions their names with the bounds."""
+    """Sizes; for dynamic dimensions their names with the bounds."""
     return tuple(
         dim if not isinstance(dim, tuple) else f"{dim[0]} in {dim[1]} to {'any' if dim[2] is None else dim[2]}"
         for dim in dims

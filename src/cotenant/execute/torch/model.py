@@ -1,7 +1,7 @@
-"""Running any contiguous range of a torch.export archive's units with torch, on the CPU or a GPU.
+"""Runs any contiguous range of a torch.export archive's units with torch, on the CPU or a GPU.
 
-The program's own operators are run, eagerly: a cut costs the call of another function and nothing else. Nothing of an
-archive is unpickled; see `torch_archive` and docs/torch.md.
+The program's operators run eagerly: a cut costs one more function call. Nothing of an archive is unpickled; see
+`archive` and docs/torch.md.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from cotenant.execute.gpu.streams import StreamLane
 
 MOST_SEGMENTS = 512
-"""Ranges of units that are kept built, the least recently used one forgotten."""
+"""Ranges of units that are kept built; the least recently used one is dropped."""
 _RUNS = 6
 _WARM_UP = 2
 _SUBMIT_NS = 100_000
-"""Longer than it takes to submit a unit."""
+"""Upper bound of the time to submit a unit, in ns."""
 
-# Arrays of queries are often read-only; nothing here writes into its inputs.
+# Arrays of queries are often read-only; no operator here writes into its inputs.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
 
 
@@ -66,11 +66,11 @@ _Ready = tuple[Segment, tuple[torch.Tensor, ...]]
 
 
 class TorchModel:
-    """Runs any contiguous range of units of one torch.export archive.
+    """Runs any contiguous range of units of one torch.export archive. Thread-safe.
 
-    Safe to use from several threads. The surface is that of `segments.SegmentedModel`; tensors are torch's. `dfg` has
-    its figures at the smallest shapes; `inputs` and `outputs` have None for dynamic dimensions. `uncut_reason` is ""
-    or tells why the model has a single unit.
+    It has the methods of `segments.SegmentedModel`; tensors are torch's. `dfg` has its costs at the smallest shapes.
+    `inputs` and `outputs` have None for dynamic dimensions. `uncut_reason` is "", or says why the model has a single
+    unit.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TorchModel:
         self.path = path
         self.name = name
         self.graph_path = file
-        """Its copy of the archive, in a folder whose name identifies the content and this torch."""
+        """Its copy of the archive, in a folder with a name that identifies the content and torch's version."""
         self.arithmetic = arithmetic
         self._device = torch.device(device)
         self._held = held
@@ -141,11 +141,11 @@ class TorchModel:
         """Open the archive at `path`; `name` is for messages and the DFG, by default the file's stem.
 
         `device` is "cpu" or "cuda:N". A copy of the file is kept under `cache_dir`, or in a temporary directory that
-        `close` removes. `content` is "", or the name of the folder that an earlier opening gave: that one is taken,
-        whatever lies at `path` by now.
+        `close` removes. `content` is "", or the folder name that an earlier call gave; that folder is opened whatever
+        is at `path` now.
 
-        Raises ModelError when the file cannot be read, holds pickled or compiled parts, keeps state between runs, is
-        not the one with that `content`, cannot compute in that `arithmetic`, or torch cannot load it.
+        Raises ModelError when the file cannot be read or torch cannot load it. Raises it for pickled or compiled parts,
+        state between runs, other content than `content`, or an unsupported `arithmetic`.
         """
         path = Path(path)
         owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-torch-"))
@@ -159,42 +159,42 @@ class TorchModel:
 
     @property
     def device(self) -> str:
-        """Where its weights are: "cpu" or "cuda:N"."""
+        """The device of its weights: "cpu" or "cuda:N"."""
         return str(self._device)
 
     @property
     def unit_count(self) -> int:
-        """Number of units; boundaries run from 0 to it."""
+        """Number of units; boundaries are 0 to this number."""
         return len(self.dfg.units)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in memory, each counted once."""
+        """Bytes of the weights in memory; shared memory counts once."""
         stores = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in self._weights.values()}
         return sum(stores.values())
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it was loaded from: its copy of the archive."""
+        """Its copy of the archive."""
         return (self.graph_path,)
 
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
-        """Boundaries such that segments weigh at most `max_weight`, cheap cuts preferred; see `graph.cuts`."""
+        """Boundaries such that segments weigh at most `max_weight`; prefers cheap cuts; see `graph.cuts`."""
         return suggest_cuts(self.dfg, weights, max_weight)
 
     def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
         """The same operators and units as `dfg`, with MACs and bytes at the given input shapes.
 
-        Raises GraphError when the shapes do not fit the inputs as declared.
+        Raises GraphError when the shapes do not fit the declared inputs.
         """
         return dfg_of_graph(self._graph, self.name, shapes)
 
     def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
-        """See Runner."""
+        """Units that treat every row by itself, at these shapes."""
         return row_graph_of_program(self._graph, self.dfg, shapes)
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
-        """Build the ranges of units; those already built are kept. One function serves every number of threads.
+        """Build these ranges of units, in addition to those already built; they serve any number of threads.
 
         Raises InvalidValueError for a range outside the model, ModelError when it is closed.
         """
@@ -202,27 +202,27 @@ class TorchModel:
             self._segment(start, end)
 
     def keep(self, threads: Iterable[Threads]) -> None:
-        """Nothing was built for some threads alone."""
+        """Do nothing: built ranges serve any number of threads."""
 
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, torch.Tensor]:
-        """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
+        """Run units [start, end); return the tensors live at `end`, or the outputs when `end == unit_count`.
 
-        `tensors` holds the model's inputs when `start == 0`, else those live at `start`, as numpy arrays or tensors of
-        torch; those that these units do not read may be left out, and are left out of what is returned. Runs on the
-        calling thread and its current stream and never waits for a device: on a GPU the results are there when the
-        stream has come so far. What is returned may share memory with what was given.
+        `tensors` are the model's inputs at 0, else the tensors live at `start`: numpy arrays or torch tensors. Tensors
+        that these units do not read may be left out, and are then left out of the result. Runs on the calling thread
+        and its current stream, and never waits for a device. On a GPU the results are valid in the order of the stream.
+        Results may share memory with `tensors`.
 
-        Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
-        ModelError when torch fails; the cause has torch's own error.
+        Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model.
+        Raises ModelError when torch fails; its cause is torch's error.
         """
         segment, weights = self._segment(start, end)
         if start == 0:
             self.check(tensors)
         names = [tensor.name for tensor in self.inputs] if start == 0 else self.dfg.live(start)
         if segment.device.type == "cpu":
-            assert not isinstance(threads, Team)  # which is for models that it `joins`
+            assert not isinstance(threads, Team)  # teams are for models with `joins`
             use_threads(threads)
         try:
             with torch.inference_mode():
@@ -243,25 +243,27 @@ class TorchModel:
     def load_units(
         self, units: Sequence[int], io: tuple[Sequence[str], Sequence[str]], *, on_host: bool
     ) -> tuple[Segment, dict[str, torch.Tensor]]:
-        """These units as a function, on the CPU or where the model is, and its weights by name, where the model is.
+        """These units as a function, on the CPU or the model's device, and their weights by name, on the model's
+        device.
 
-        `io` are the tensors that the units read from others and make for them. Raises ModelError where the units need a
-        size that they cannot have, or the model is closed.
+        `io` are the tensors that they read from and make for other units. Raises ModelError when the units need a size
+        that cannot be computed from them, or the model is closed.
         """
         try:
-            segment = self._cutter.piece(units, *io, torch.device("cpu") if on_host else self._device)
+            segment = self._cutter.segment_of(units, *io, torch.device("cpu") if on_host else self._device)
             return segment, {name: self._weights[name] for name in segment.weights}
         except (AssertionError, KeyError) as error:
-            reason = f"units {units[0]} to {units[-1]} cannot be run apart ({error})"
-            raise ModelError(self.path, reason, "Open the model, and run its units in a row") from error
+            reason = f"units {units[0]} to {units[-1]} cannot be run separately ({error})"
+            raise ModelError(self.path, reason, "Open the model, and run its units in order") from error
 
     def why_eager(self, start: int, end: int) -> str:
-        """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""
+        """Why units [start, end) cannot be captured as a graph of a GPU; "" if no reason is known."""
         return self._cutter.why_eager(start, end)
 
     def unit_ns(self, inputs: Mapping[str, Any], lane: StreamLane | None = None) -> tuple[int, ...]:
-        """Median latency of each unit in ns, run one by one: on one thread of the CPU, or by the clock of a device on
-        the calling thread's stream, which is that of `lane`, kept busy until all units are submitted.
+        """Median latency of each unit in ns, run one by one; without `lane` on one thread of the CPU.
+
+        With `lane` by the clock of the device, on its stream, which is kept busy until all units are submitted.
         """
         at = [self._segment(unit, unit + 1) for unit in range(self.unit_count)]
         samples: list[list[int]] = [[] for _ in at]
@@ -289,7 +291,7 @@ class TorchModel:
         return tuple(max(1, round(median(each[_WARM_UP:]))) for each in samples)
 
     def close(self) -> None:
-        """Let go of weights; runs that are under way end normally, later ones raise ModelError."""
+        """Free its weights; runs under way end normally, later ones raise ModelError."""
         with self._lock:
             self._is_closed = True
             self._built = OrderedDict()
@@ -306,7 +308,7 @@ class TorchModel:
         self.close()
 
     def _place_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Weights that share memory go as one, so that they share it there too; waits until they are there."""
+        """Copy the weights to the device, and wait for it. Weights that share memory still share it there."""
         if self._device.type == "cuda" and (other := claim_fp32(self, self.arithmetic.precision)):
             raise ModelError(
                 self.path,
@@ -357,7 +359,7 @@ class TorchModel:
     def _tensor(self, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             try:
-                value = tensor_of(np.asarray(value, order="C"))  # `ascontiguousarray` gives no 0-d arrays
+                value = tensor_of(np.asarray(value, order="C"))  # `ascontiguousarray` would make 0-d arrays 1-d
             except (TypeError, ValueError) as error:
                 raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
         tensor: torch.Tensor = value
@@ -370,5 +372,5 @@ def _opened(tensor: Tensor) -> Tensor:
 
 
 def first_line(error: BaseException) -> str:
-    """What torch, or CUDA, says of an error, without its advice for programmers."""
+    """The message of an error of torch or CUDA, without its advice for programmers."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

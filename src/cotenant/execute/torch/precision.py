@@ -1,9 +1,10 @@
-"""Running a program that was exported in FP32 in FP16 or BF16: which operators, and the casts between them.
+"""Mixed precision: runs a program that was exported in FP32 in FP16 or BF16, with casts between operators.
 
-Products of matrices, convolutions and attention run in the short type, with weights that are cast when the program is
-opened. Operators of `_EITHER` run in it when a tensor that they read is short already and none is FP32 on purpose.
-All others run in FP32: their range or their digits are what a short type lacks (exp, pow, sums, norms, boxes), or
-nobody has said that they do without. A tensor is FP32 on purpose where such an operator, a number or a cast made it.
+1. Operators of `_SHORT` (products, convolutions, attention) run in the short type, with weights cast at opening.
+2. Operators of `_EITHER` run in it if one of their inputs is short and none is full.
+3. All others run in FP32: they need its range or digits (exp, pow, sums, boxes), or are not known to do without.
+
+A tensor is full if such an operator, a number or a cast made it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHORT = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By precision: the element type in place of FP32."""
 
 Kind = Literal["short", "soft", "full"]
-"""Of a tensor that was FP32: short now; still FP32, but short where it meets one; FP32 on purpose."""
+"""Of a tensor that was FP32: now short; still FP32, but cast beside a short input; FP32 in any case."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -52,14 +53,14 @@ _EITHER = _names(
     zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
     """
 )
-"""Kernels of these keep sums and powers in FP32 inside, or compute none."""
+"""Operators with kernels that compute sums and powers in FP32 inside, or that compute none."""
 
 
 def shorten(lowered: Lowered, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Have a functional FP32 program compute in `dtype`, in place; its inputs and outputs stay as declared.
+    """Cast a functional FP32 program to `dtype`, in place; its inputs and outputs keep their declared types.
 
-    `weights`, by full name, get those in `dtype`, and lose what nobody reads any more. Raises GraphError, which names
-    the operator, where a program cannot be cast.
+    Adds weights in `dtype` to `weights`, by full name, and removes those that are no longer read. Raises GraphError,
+    which names the operator, when the program cannot be cast.
     """
     if lowered.trouble:
         raise GraphError(f"{lowered.trouble}, and cannot be cast")
@@ -80,12 +81,12 @@ class _Caster:
         self._cast: dict[tuple[fx.Node, torch.dtype, bool], fx.Node] = {}
 
     def take(self, node: fx.Node) -> None:
-        """Give a node what it is to read, in the order of the program."""
+        """Choose the type of a node, and cast its inputs. Nodes come in the order of the program."""
         if node.op != "call_function":
             self._kinds[node] = "soft"
             return
         read = {self._kinds[each] for each in node.all_input_nodes if each in self._kinds}
-        if not _has_tensor(node.meta.get("val")):  # a size; a number that is read out of a tensor
+        if not _has_tensor(node.meta.get("val")):  # a size, or a number read from a tensor
             return
         if not read:  # made of numbers
             kind: Kind = "full"
@@ -110,7 +111,7 @@ class _Caster:
                 node.meta["val"] = _shortened(node.meta["val"], self._dtype)
 
     def end(self) -> None:
-        """Give outputs their declared type again, and drop the weights that have been replaced."""
+        """Cast outputs to their declared types, and remove replaced weights."""
         graph, lowered = self._lowered.graph, self._lowered
         last = next(iter(reversed(graph.nodes)))
         lowered.outputs = tuple(self._in(node, torch.float32) for node in lowered.outputs)
@@ -127,17 +128,17 @@ class _Caster:
             if isinstance(value, fx.Node):
                 return self._in(value, dtype, value is mask)
             if dtype is self._dtype and isinstance(value, float) and self._most < abs(value) < float("inf"):
-                return self._most if value > 0 else -self._most  # "minus a lot" of a mask
+                return self._most if value > 0 else -self._most  # a large negative number in a mask
             return value
 
-        if aten_name(node) == "batch_norm":  # whose statistics stay in FP32, as kernels of GPUs want them
+        if aten_name(node) == "batch_norm":  # its statistics stay in FP32, as kernels of GPUs require
             node.args = (given(node.args[0]), *node.args[1:])
             return
         node.args = fx.node.map_aggregate(node.args, given)
         node.kwargs = fx.node.map_aggregate(node.kwargs, given)
 
     def _in(self, node: fx.Node, dtype: torch.dtype, bounded: bool = False) -> fx.Node:
-        """A tensor in a type: itself, its weight in that type, or a cast of it. `bounded` lets nothing overflow."""
+        """A tensor in a type: itself, its weight in that type, or a cast. With `bounded`, values are clamped first."""
         if node not in self._kinds or (self._kinds[node] == "short") == (dtype is self._dtype):
             return node
         key = node, dtype, bounded
@@ -165,9 +166,9 @@ class _Caster:
 
 
 def lay_out(lowered: Lowered, weights: dict[str, torch.Tensor]) -> None:
-    """Store the kernels of 2-d convolutions channels last, which what they read and make then follows.
+    """Store the kernels of 2-d convolutions channels last; the tensors around them then follow that layout.
 
-    Raises GraphError where the program says how a tensor lies in memory.
+    Raises GraphError when the program depends on the memory layout of a tensor.
     """
     for node in lowered.graph.nodes:
         if node.op != "call_function":
@@ -175,7 +176,7 @@ def lay_out(lowered: Lowered, weights: dict[str, torch.Tensor]) -> None:
         name = aten_name(node)
         if name == "as_strided":
             raise GraphError(
-                "its operator 'as_strided' needs tensors that lie as they were exported: leave channels_last out"
+                "its operator 'as_strided' needs the exported memory layout of tensors: leave channels_last out"
             )
         if name in ("view", "_unsafe_view") and node.target._overloadname == "default":
             node.target = torch.ops.aten.reshape.default

@@ -1,4 +1,4 @@
-"""Weights of recurrent layers as one chunk of a GPU's memory, in cuDNN's order: else each run copies them."""
+"""Stores the weights of recurrent layers contiguously on a GPU, in cuDNN's order: otherwise each run copies them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _cudnn: Any = torch.backends.cudnn
 
 
 def flatten(lowered: Lowered, placed: Mapping[str, torch.Tensor]) -> None:
-    """Have the weights of each recurrent layer, by full name and on a GPU, become views of one tensor, in place.
+    """Replace the weights of each recurrent layer, by full name and on a GPU, by views of one tensor, in place.
 
-    Layers whose weights are computed, shared with another layer, or of a type that cuDNN lacks stay as they are.
+    Layers with weights that are computed, shared with another layer, or of a type that cuDNN lacks are left unchanged.
     """
     seen: set[str] = set()
     for node in lowered.graph.nodes:
@@ -30,8 +30,8 @@ def flatten(lowered: Lowered, placed: Mapping[str, torch.Tensor]) -> None:
             continue
         names = [lowered.weights[each] for each in params]
         layer = [placed[name] for name in names]
-        is_apart = len({each.data_ptr() for each in layer}) == len(layer) and not seen & set(names)
-        if is_apart and _cudnn.is_acceptable(layer[0]):
+        is_unshared = len({each.data_ptr() for each in layer}) == len(layer) and not seen & set(names)
+        if is_unshared and _cudnn.is_acceptable(layer[0]):
             _join(node, layer, gates or 1)
         seen.update(names)
 

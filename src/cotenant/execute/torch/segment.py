@@ -1,4 +1,4 @@
-"""Taking the operators of some units out of a program, as a Python function over tensors and weights."""
+"""Cuts the operators of some units out of a program, as a Python function over tensors and weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cotenant.graph.torch_sizes import expression_of
 
 @dataclass(slots=True)
 class Segment:
-    """Units [start, end) on a device, as a function of tensors `inputs` and then weights `weights`; gives `outputs`."""
+    """Units [start, end) on a device, as a function of tensors `inputs`, then weights `weights`; returns `outputs`."""
 
     start: int
     end: int
@@ -34,14 +34,14 @@ class Segment:
 _FRESH = frozenset(
     ("conv1d", "conv2d", "conv3d", "linear", "addmm", "mm", "bmm", "batch_norm", "layer_norm", "group_norm", "cat")
 )
-"""Operators whose result is memory of its own."""
+"""Operators with results in newly allocated memory."""
 _IN_PLACE = frozenset(
     (
         *("add", "sub", "mul", "div", "relu", "hardtanh", "clamp", "leaky_relu", "elu", "silu", "mish"),
         *("sigmoid", "tanh", "hardswish", "hardsigmoid"),
     )
 )
-"""Operators that may write over their first argument, result by result, when nobody else reads it."""
+"""Elementwise operators that may overwrite their first argument if no other operator reads it."""
 
 
 class TorchCutter:
@@ -63,12 +63,12 @@ class TorchCutter:
         outputs = tuple(text for text in outputs if text in made)
         return self._built(range(start, end), size_sources(dfg, graph, start), outputs, device)
 
-    def piece(
+    def segment_of(
         self, units: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], device: torch.device
     ) -> Segment:
-        """Build these units, in this order, over tensors of others; sizes come from these or from the model's inputs.
+        """Build these units, in order, over `inputs`.
 
-        Raises AssertionError where a size cannot be had from them.
+        Raises AssertionError for a size not in these or the model's inputs.
         """
         at_hand = tuple(dict.fromkeys((*inputs, *self._graph.inputs)))
         return self._built(units, at_hand, outputs, device)
@@ -84,7 +84,7 @@ class TorchCutter:
         return built.finish(min(units), max(units) + 1, outputs, self._modules)
 
     def why_eager(self, start: int, end: int) -> str:
-        """See TorchModel."""
+        """Why these units cannot be captured: an operator that needs values on the host; "" without one."""
         for unit in self._dfg.units[start:end]:
             for node in map(self._nodes.__getitem__, unit.operators):
                 if _waits_for_values(node):
@@ -93,7 +93,7 @@ class TorchCutter:
 
 
 def _waits_for_values(node: fx.Node) -> bool:
-    """Whether the host has to know values before it can go on: numbers out of tensors, or sizes that hang on them."""
+    """Whether the host needs values before it can go on: numbers of tensors, or sizes that depend on them."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return node.op == "call_function"  # control flow
@@ -129,7 +129,7 @@ class _Builder:
                 self._env[old] = self._new.get_attr(str(old.target))
 
     def add(self, node: fx.Node) -> None:
-        """Add an operator, what it needs of sizes before it and what it makes behind it."""
+        """Add an operator, with the sizes that it reads and the results that it makes."""
         copy = self._env[node] = self._copied(node)
         if aten_name(node) in _FRESH or self._writes_over(node):
             self._own.add(node)
@@ -152,14 +152,14 @@ class _Builder:
     def _copied(self, node: fx.Node) -> fx.Node:
         given, named = moved_devices((node.args, node.kwargs), self._device)
         target: Any = node.target
-        if self._writes_over(node):  # saves memory its way to the processor: a new tensor is as large as this one
+        if self._writes_over(node):  # saves memory traffic: a new tensor would be as large as this one
             target = getattr(getattr(torch.ops.aten, f"{aten_name(node)}_"), target._overloadname)
         return self._new.call_function(target, *_mapped(given, named, self._value))
 
     def _writes_over(self, node: fx.Node) -> bool:
-        """Whether the operator may write its result over its first argument, made in this segment and read by it alone.
+        """Whether the operator may overwrite its first argument, made in this segment and read by no other operator.
 
-        What came from outside of the segment is never written: its owner may run the segment again.
+        Tensors from outside are never overwritten: the caller may run the segment again.
         """
         first = node.args[0] if node.args else None
         if aten_name(node) not in _IN_PLACE or not isinstance(first, fx.Node):
@@ -179,7 +179,7 @@ class _Builder:
         return self._env[old]
 
     def _size(self, old: fx.Node) -> Any:
-        """A number again: constant, computed as it was, or read from a tensor that has it as a dimension."""
+        """A size: constant, computed as in the program, or read from a dimension of a tensor."""
         expression = expression_of(old.meta.get("val"))
         if isinstance(expression, int):
             return expression

@@ -1,4 +1,4 @@
-"""How many threads torch computes with on the calling thread, and which cores they run on."""
+"""Sets the number of threads that torch uses on the calling thread, and their cores."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WORK = 1 << 18  # elements: enough for torch to divide the work among its threa
 
 
 def use_threads(threads: Threads) -> None:
-    """Let torch compute with so many threads when it is called from this thread. Quick where nothing changes.
+    """Set torch's threads for calls from this thread; quick if they do not change.
 
-    With several cores, the threads of this thread's pool are started while it may run on all of them: they inherit
-    that, and not the one core that it is pinned to.
+    With several cores, the thread pool is started while this thread may run on all of them. The pool's threads inherit
+    that; otherwise they would inherit the one core of this thread.
 
     Raises ValueError when there are no threads or a core is listed twice.
     """
@@ -37,7 +37,7 @@ def _start_pool(cores: tuple[int, ...]) -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, cores)
-    except OSError:  # cores of another machine: nothing to pin to
+    except OSError:  # cores of another machine: leave the threads unpinned
         return
     try:
         torch.ones(_WORK).exp_()

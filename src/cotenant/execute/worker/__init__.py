@@ -1,1 +1,1 @@
-"""A process for each tenant: the executor in the server, what keeps the processes alive, and their own program."""
+"""Worker processes, one for each tenant: the executor in the server, their supervisors, and their program."""

@@ -1,7 +1,7 @@
-"""What a server and its worker processes say to each other, and how: small messages over a pair of sockets.
+"""Messages between a server and its worker processes, over a pair of sockets.
 
-SOCK_SEQPACKET keeps the bounds of messages, makes each of them atomic (threads share an end without a lock), carries
-file descriptors, and ends with an empty message when the other side has died, however it died.
+SOCK_SEQPACKET keeps message boundaries, makes each message atomic (threads share an end without a lock), and carries
+file descriptors. When the other side has died, `receive` gets an empty message.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cotenant.repository.formats import Arithmetic
 from cotenant.work import PieceTime, Work
 
 MOST_MESSAGE_BYTES = 200 << 10
-"""What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
+"""Largest message, and size of the receive buffer: it has names and shapes of tensors, not their values."""
 _MOST_DESCRIPTORS = 3
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
-"""How the system says that a message has to wait; whatever else it says, the other side is gone."""
+"""Errors that mean that a message has to wait; any other error means that the other side is gone."""
 
 
 class MessageError(CotenantError):
-    """A message cannot be sent, though the other side is there."""
+    """A message cannot be sent, though the other side is alive."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -39,9 +39,9 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
+    """To a worker, first: the model to load. `graph` is the folder in `cache_dir` that the server opened.
 
-    `follows` is what the model is to follow, by run strategy.
+    `follows` are the plans that the model follows, by run strategy.
     """
 
     tenant: str
@@ -58,13 +58,13 @@ class Open(_Message, frozen=True):
 
 
 class AddLane(_Message, frozen=True):
-    """To a worker, with the lane's socket and its buffers of inputs and outputs: run what comes there on `cores`."""
+    """To a worker, with the lane's socket and its buffers of inputs and outputs: run the lane's launches on `cores`."""
 
     cores: tuple[int, ...]
 
 
 class Run(_Message, frozen=True):
-    """To a lane: what a Launch says. At the first unit, and with each part, the batch's `inputs` lie in its buffer."""
+    """To a lane: a launch. `inputs` of the batch are in the buffer at the first unit, and for each of several tasks."""
 
     id: int
     batch: int
@@ -74,11 +74,11 @@ class Run(_Message, frozen=True):
     part: bool = False
     stops: tuple[int, ...] = ()
     queries: ClassVar[tuple[int, ...]] = (0,)
-    """As one: their rows are nobody's business in a worker."""
+    """One entry: a worker does not distinguish the queries of a batch."""
 
 
 class ExpandRun(_Message, frozen=True):
-    """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
+    """To a worker: expand a launch to these cores at its next stop. From a worker, without cores: it was expanded."""
 
     launch: int
     cores: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class Prepare(_Message, frozen=True):
 
 
 class Keep(_Message, frozen=True):
-    """To a worker: let go of the sessions of other numbers of threads, or cores, than these."""
+    """To a worker: unload sessions of other numbers of threads, or cores, than these."""
 
     threads: tuple[int | tuple[int, ...], ...]
 
@@ -110,7 +110,7 @@ class Reset(_Message, frozen=True):
 
 
 class Started(_Message, frozen=True):
-    """From a worker: it is up, and waits for Open."""
+    """From a worker: it is ready for Open."""
 
 
 class Ready(_Message, frozen=True):
@@ -118,7 +118,7 @@ class Ready(_Message, frozen=True):
 
 
 class SessionsPrepared(_Message, frozen=True):
-    """From a worker: the sessions of a Prepare are there; with a `reason`, they cannot be loaded."""
+    """From a worker: the sessions of a Prepare are loaded; with a `reason`, they cannot be loaded."""
 
     reason: str = ""
 
@@ -131,14 +131,14 @@ class WasReset(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """From a worker: its model cannot be loaded. `reason` and `mend` as in ModelError."""
+    """From a worker: its model cannot be loaded. `reason` and `hint` are those of ModelError."""
 
     reason: str
     hint: str
 
 
 class Ended(_Message, frozen=True):
-    """From a worker: a launch has ended. After the last units, `outputs` lie in the lane's buffer."""
+    """From a worker: a launch has ended. After the last unit, `outputs` are in the lane's buffer."""
 
     launch: int
     error: str | None
@@ -146,7 +146,7 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[TensorLayout, ...] = ()
-    pieces: tuple[PieceTime, ...] = ()
+    task_times: tuple[PieceTime, ...] = ()
     stolen_ns: int = 0
 
 
@@ -171,25 +171,24 @@ class Channel:
     def pair(cls) -> tuple[Channel, Channel]:
         """Both ends of a new connection."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):  # whatever the system's default: a message of any size that is sent passes
+        for end in (ours, theirs):  # room for the largest message, independent of the system's default
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_MESSAGE_BYTES)
         return cls(ours), cls(theirs)
 
     def fileno(self) -> int:
-        """The descriptor of this end."""
+        """The file descriptor of this end."""
         return self._socket.fileno()
 
     def wait_at_most(self, seconds: float) -> None:
-        """Let `receive` raise TimeoutError after so long. The kernel keeps the time: no further call per message."""
+        """Let `receive` raise TimeoutError after so many seconds; the kernel keeps the time."""
         whole = int(seconds)
         limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def send(self, message: Message, *, waits: bool = False) -> None:
-        """Send; `waits` for room, or never.
+        """Send a message; with `waits` block until there is room.
 
-        Raises MessageError when the message is too large or there is no room for it, OSError when the other side is
-        gone.
+        Raises MessageError when the message is too large or there is no room, OSError when the other side is gone.
         """
         data = _packed(message)
         try:
@@ -198,7 +197,7 @@ class Channel:
             raise _why(error, data) from None
 
     def send_with(self, message: Message, descriptors: Sequence[int]) -> None:
-        """Send a message and copies of file descriptors, and never wait. Raises as `send` does."""
+        """Send a message and copies of file descriptors; never blocks. Raises as `send`."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         data = _packed(message)
         try:
@@ -207,9 +206,9 @@ class Channel:
             raise _why(error, data) from None
 
     def post(self, message: Message) -> None:
-        """Send as soon as there is room, after what was posted before, and never wait: see `flush`.
+        """Queue a message, sent when there is room, in order; never blocks. See `flush`.
 
-        Who is gone gets nothing, and no error. Raises MessageError when the message is too large.
+        Dropped without an error if the other side is gone. Raises MessageError when the message is too large.
         """
         data = _packed(message)
         with self._posting:
@@ -217,7 +216,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was posted, as far as there is room; to be called now and then."""
+        """Send posted messages as far as there is room. Call it regularly."""
         if not self._posted:
             return
         with self._posting:
@@ -232,8 +231,10 @@ class Channel:
                 self._posted.popleft()
 
     def receive(self, *, waits: bool = True) -> Message | None:
-        """The next message; None when the other side has gone. Raises msgspec.MsgspecError, and TimeoutError when none
-        has come in time, or, where it `waits` for none, none is there."""
+        """The next message; None when the other side is gone.
+
+        Raises msgspec.MsgspecError, and TimeoutError when none comes in time (without `waits`: when none is there).
+        """
         try:
             size = self._socket.recv_into(self._buffer, 0, 0 if waits else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -243,19 +244,19 @@ class Channel:
         return self._decoder.decode(self._view[:size]) if size else None
 
     def receive_with(self) -> tuple[Message | None, list[int]]:
-        """As `receive`, with the file descriptors that came along; they belong to the caller."""
+        """Like `receive`, with the file descriptors of the message; the caller owns them."""
         data, descriptors, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, _MOST_DESCRIPTORS)
         return (self._decoder.decode(data) if data else None), descriptors
 
     def shut(self) -> None:
-        """Send nothing more: the other side finds the end after what is under way."""
+        """Send no more messages; the other side receives the end after pending messages."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:  # it is gone already
+        except OSError:  # the other side is gone
             pass
 
     def close(self) -> None:
-        """Let go of this end."""
+        """Close this end."""
         self._socket.close()
 
 
@@ -267,9 +268,9 @@ def _packed(message: Message) -> bytes:
 
 
 def _why(error: OSError, data: bytes) -> Exception:
-    """What an error of the system's means here."""
+    """Translate an error of the system."""
     if error.errno in _FULL:
-        return MessageError("the other side has taken no message for too long: there is no room for another one")
+        return MessageError("the message queue is full: the other side has read no message for too long")
     return _too_large(data) if error.errno == errno.EMSGSIZE else error
 
 

@@ -1,4 +1,4 @@
-"""Child processes of the server: starting, looking at, and ending them. They end with it, however it ends."""
+"""Child processes of the server: starts, monitors and ends them. They end with the server, also when it is killed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 KILLED = "was killed by signal 9"
-"""What `ChildProcess.wait` says of a process that somebody, or the kernel for want of memory, ended at once."""
+"""Result of `ChildProcess.wait` for a process that a user, or the kernel out of memory, killed."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread of the server that started it ends, however it ends."""
+    """Let the kernel kill this process when the server's thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before
         os._exit(1)
 
 
@@ -49,9 +49,9 @@ def cpu_s(pid: int) -> float:
 
 
 class ChildProcess:
-    """A Python module that runs as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
+    """A Python module run as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
 
-    The thread that makes it must live as long as it: the kernel ends it then. Raises OSError when it cannot be started.
+    The kernel kills the process when the thread that made this object ends. Raises OSError when it cannot be started.
     """
 
     def __init__(self, module: str, name: str, descriptor: int, nice: int) -> None:
@@ -72,7 +72,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Process number."""
         return self._popen.pid
 
     def resident_bytes(self) -> int:
@@ -84,14 +84,14 @@ class ChildProcess:
         return cpu_s(self._popen.pid)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._popen.kill()
 
     def wait(self) -> str:
-        """Wait for its end and say how it came about, for example 'was killed by signal 9'."""
+        """Wait for its end; returns how it ended, for example 'was killed by signal 9'."""
         status = self._popen.wait()
         return f"was killed by signal {-status}" if status < 0 else f"ended by itself with status {status}"
 
     def close(self) -> None:
-        """Let go of what the server holds of it; only after `wait`."""
+        """Free its resources in the server; only after `wait`."""
         os.close(self._statm)

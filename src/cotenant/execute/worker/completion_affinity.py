@@ -1,7 +1,7 @@
-"""Where a supervisor's thread waits for completions: on the cores of the lanes that run its launches.
+"""CPU affinity of a supervisor's thread: it waits for completions on the cores of the lanes that run its launches.
 
-A completion then finds it on a core that is awake and has just become free; waking another core takes a virtual machine
-longer than all the rest of a dispatch.
+A completion then finds it on a core that does not sleep and has just become free. In a virtual machine, waking another
+core takes longer than all other steps of a dispatch.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Iterable
 
 
 class CompletionAffinity:
-    """The cores that one thread may be on now. Not thread-safe: its supervisor has a lock."""
+    """The cores that one thread may use now. Not thread-safe: its supervisor has a lock."""
 
     def __init__(self) -> None:
         self._all = self._near = os.sched_getaffinity(os.getpid())
 
     def leave(self) -> None:
-        """Let the calling thread, which is the one meant, be anywhere."""
+        """Let the calling thread, which must be the supervisor's, use all cores."""
         self._near = self._all
         os.sched_setaffinity(0, self._all)
 
     def follow(self, thread: threading.Thread, cores: Iterable[int]) -> None:
-        """Let the thread wait on these cores; beside those where it is, when it is itself that asks."""
+        """Let the thread wait on these cores; if it is the calling thread, also on its present cores."""
         wanted = set(cores)
         if wanted == self._near:
             return
         if threading.current_thread() is thread:
-            wanted |= self._near  # to be moved in the middle of its work would cost more than it brings
+            wanted |= self._near  # migrating a running thread costs more than it gains
         if wanted != self._near and thread.native_id is not None:
             self._near = wanted
             try:
                 os.sched_setaffinity(thread.native_id, wanted)
-            except OSError:  # a core that is not there, or a thread that has just ended
+            except OSError:  # a missing core, or a thread that has just ended
                 pass

@@ -1,7 +1,7 @@
 """The executor that runs every tenant's model in a worker process of its own.
 
-What a model does (crashes, hangs, eats memory) ends with its process: the tenant's launches under way fail with the
-reason, its queue waits for the next worker, and other tenants notice nothing.
+A model that crashes, hangs or exhausts memory ends with its process. Launches under way of the tenant fail with the
+reason, and its queue waits for the next worker; other tenants are not affected.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cotenant.work import Share
 
 
 class ProcessExecutor(BaseExecutor):
-    """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
+    """Runs launches in worker processes. Intermediate tensors stay there; inputs and outputs pass in shared memory.
 
-    The home of a batch is the supervisor whose worker has its tensors. `on_event` is called, like the ends of launches,
-    from threads of this executor that hold no lock which other methods need. Batches may run in parts, and launches
-    expand.
+    The home of a batch is the supervisor of the worker that has its tensors. `on_event` and `on_end` are called from
+    threads of this executor, without locks that other methods need. A batch may run as several tasks, and launches may
+    be expanded.
     """
 
-    has_parts = True
+    has_tasks = True
 
     def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class ProcessExecutor(BaseExecutor):
         self._supervisors: dict[str, WorkerSupervisor] = {}
         self._loading: dict[str, WorkerSupervisor] = {}
         self._all: list[WorkerSupervisor] = []
-        """Those that have not ended, also of models that were removed."""
+        """Supervisors that have not ended, including those of removed models."""
         self._is_stopping = False
         self._lost_before: dict[str, Counter[str]] = {}
-        """Workers lost by the models that tenants had before."""
+        """By tenant: workers lost by its earlier models."""
 
     def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with its sessions.
@@ -91,17 +91,17 @@ class ProcessExecutor(BaseExecutor):
         return supervisor
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor: the worker does."""
+        """Let the worker load the sessions of `spec`."""
         assert isinstance(model, WorkerSupervisor)
         model.prepare(_plain(spec.sessions), {name: tuple(dims) for name, dims in spec.shapes[0].items()})
 
     def keep(self, model: Loaded, spec: LoadSpec) -> None:
-        """See ModelExecutor: the worker does."""
+        """Let the worker unload other sessions than those of `spec`."""
         assert isinstance(model, WorkerSupervisor)
         model.keep(_plain(spec.sessions))
 
     def add_model(self, tenant: str, model: Loaded) -> None:
-        """See ModelExecutor. Cores know no urgency: the policy's order is all."""
+        """Let launches of the tenant run this model. `urgent` has no effect on cores: the policy decides the order."""
         assert isinstance(model, WorkerSupervisor)
         with self._lock:
             self._supervisors[tenant] = model
@@ -113,7 +113,7 @@ class ProcessExecutor(BaseExecutor):
         supervisor.announce()
 
     def remove_model(self, tenant: str) -> None:
-        """See ModelExecutor."""
+        """Forget the model of a tenant, and keep its number of lost workers."""
         with self._lock:
             gone = self._supervisors.pop(tenant, None)
             if gone is not None:
@@ -128,7 +128,7 @@ class ProcessExecutor(BaseExecutor):
             supervisor.close()
 
     def lasting_problem(self, tenant: str) -> str:
-        """See ModelExecutor. Asked for every query: takes no lock."""
+        """Why the tenant's next worker would fail as well, or "". Called for every query, so it takes no lock."""
         supervisor = self._supervisors.get(tenant)
         return supervisor.lasting_problem if supervisor else ""
 
@@ -160,13 +160,13 @@ class ProcessExecutor(BaseExecutor):
             supervisor.release(batch)
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
-        """See Executor. The worker answers later."""
+        """Ask the worker of the launch; False, since the worker answers later."""
         for supervisor in list(self._supervisors.values()):
             supervisor.expand(launch, share, on_expanded)
         return False
 
     def close(self, until_s: float | None = None) -> None:
-        """See Executor. Workers that are still there at `until_s` are killed."""
+        """Stop. Workers that have not ended at `until_s` are killed."""
         self.cancel_loads()
         with self._lock:
             supervisors, self._all = [*self._all, *self._loading.values()], []
@@ -182,10 +182,10 @@ class ProcessExecutor(BaseExecutor):
 
 
 def _plain(sessions: Sessions) -> Wanted:
-    """As it crosses to a worker."""
+    """Sessions as sent to a worker."""
     return tuple((threads, tuple(ranges)) for threads, ranges in sessions)
 
 
 def open_workers(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
-    """Worker processes on the cores of this machine."""
+    """An executor on worker processes, on the cores of this machine."""
     return ProcessExecutor(lane_nice)

@@ -1,4 +1,4 @@
-"""The server's end of a lane of a worker: one launch at a time goes there, with its inputs in shared memory."""
+"""The server's end of a worker's lane: it sends one launch at a time, with its inputs in shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
 class Pending:
     """A launch that has not ended. Its `batch` has the inputs until they are written.
 
-    `waited_ns` counts from when the watchdog first saw it sent; -1 before.
+    `waited_ns` counts from the watchdog's first check after it was sent; -1 before.
     """
 
     launch: Launch
@@ -31,10 +31,10 @@ class Pending:
 
 
 class LaneLink:
-    """Sends launches to one lane of a worker, the next one when the last has ended: the buffers serve one at a time.
+    """Sends launches to one lane of a worker, each after the end of the one before: they share the buffers.
 
-    Called under its supervisor's lock; `outputs` alone is not, as only the supervisor reads. To make one raises OSError
-    or MessageError, and leaves nothing behind, when the system or the worker has no room for it.
+    Called under its supervisor's lock, except `outputs`, which only the supervisor's thread calls. The constructor
+    raises OSError or MessageError, and leaves nothing behind, when the system or the worker has no room for it.
     """
 
     def __init__(self, control: Channel, cores: tuple[int, ...]) -> None:
@@ -47,22 +47,21 @@ class LaneLink:
                 self._outputs = SharedBuffer.create("cotenant-outputs")
                 if_it_fails.callback(self._outputs.close)
                 descriptors = [theirs.fileno(), self._inputs.descriptor, self._outputs.descriptor]
-                with contextlib.suppress(OSError):  # the worker is dead, which its supervisor finds out
+                with contextlib.suppress(OSError):  # the worker is dead: its supervisor detects it
                     control.send_with(AddLane(cores), descriptors)
             if_it_fails.pop_all()
         self._waiting: deque[Pending] = deque()
         self._is_busy = False
 
     def put(self, pending: Pending) -> None:
-        """Send a launch now, or when those before it have ended. Raises what `gather`, `write` and `Channel.send` do:
-        then it was not sent."""
+        """Send a launch now, or after those before it. Raises as `gather`, `write` and `send`: then it is not sent."""
         if self._is_busy:
             self._waiting.append(pending)
         else:
             self._send(pending)
 
     def next(self) -> Pending | None:
-        """The launch that was sent has ended: take the next one out of the queue; it has not been sent."""
+        """Take the next launch out of the queue, after the last one has ended; it is not sent yet."""
         self._is_busy = False
         return self._waiting.popleft() if self._waiting else None
 
@@ -71,11 +70,11 @@ class LaneLink:
         return self._outputs.read(layouts, copy=True)
 
     def shut(self) -> None:
-        """Send nothing more; the lane ends after what it was sent."""
+        """Send no more launches; the lane ends after those sent."""
         self._channel.shut()
 
     def close(self) -> None:
-        """Let go of the channel and the buffers."""
+        """Close the channel and the buffers."""
         self._channel.close()
         self._inputs.close()
         self._outputs.close()
@@ -87,7 +86,7 @@ class LaneLink:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
-        with contextlib.suppress(OSError):  # the worker is dead, which its supervisor finds out and says
+        with contextlib.suppress(OSError):  # the worker is dead: its supervisor reports it
             run = Run(launch.id, launch.batch, launch.work, launch.last, layouts, launch.part, launch.stops)
             self._channel.send(run)
         self._is_busy = pending.is_sent = True

@@ -1,4 +1,4 @@
-"""When a worker process is given up, and how soon another one is tried."""
+"""Limits of a worker process: when it counts as lost, and when it is replaced."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Bounds on what a worker may do.
+    """Bounds on a worker. All values were chosen by hand.
 
-    A launch hangs when it has not ended after `hang_factor` times what was predicted for it, and `hang_floor_s` at
-    least (docs/decisions/0009-tenant-processes.md). A worker that has not loaded its model after `load_limit_s` hangs,
-    too. One that lived for `settled_s`, loading included, is replaced at once, and so is the first that did not; the
-    next ones after `backoff_s`, doubled each time, up to `backoff_most_s`. All of it was chosen by hand.
+    A launch hangs after `hang_factor` times its predicted latency, at least `hang_floor_s`
+    (docs/decisions/0009-tenant-processes.md); a worker hangs if it has not loaded its model after `load_limit_s`. A
+    worker that lived for `settled_s`, loading included, is replaced at once, as is the first that did not. The next
+    ones are replaced after `backoff_s`, doubled each time, up to `backoff_most_s`.
     """
 
     hang_factor: float = 20.0
@@ -33,16 +33,16 @@ class WorkerLimits:
 
     @property
     def tick_s(self) -> float:
-        """How often the watchdog looks."""
+        """Interval of the watchdog's checks in seconds."""
         return min(1.0, self.hang_floor_s / 4)
 
     def pause_s(self, losses: int) -> float:
-        """How long to wait before the next worker, after so many losses in a row."""
+        """Delay of the next worker in seconds, after so many consecutive losses."""
         return 0.0 if losses < 2 else min(self.backoff_most_s, self.backoff_s * 2.0 ** min(losses - 2, 30))
 
 
 class LossKind(StrEnum):
-    """Why a worker was lost; the label of the metric."""
+    """Why a worker was lost; a label of the metric."""
 
     DIED = "died"
     HUNG = "hung"
@@ -51,33 +51,33 @@ class LossKind(StrEnum):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the next worker finds the same, where this one was lost before it had loaded its model."""
+        """Whether the next worker will fail too, if this one was lost before it had loaded its model."""
         return self in (LossKind.MEMORY, LossKind.UNLOADABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """A worker cannot be used any more. `mend` is what to do about a model that cannot be loaded."""
+    """The loss of a worker. `hint` says how to fix a model that cannot be loaded."""
 
     kind: LossKind
     reason: str
     hint: str = ""
 
     def error(self, path: Path) -> ModelError:
-        """The error of a load that lost its first worker so."""
+        """The error of a load that lost its first worker."""
         kind = WorkerLostError if self.kind is LossKind.DIED else ModelError
         return kind(path, self.reason, self.hint)
 
     def sentence(self, tenant: str) -> str:
-        """What became of the worker; of a model that cannot be loaded the worker tells the reason alone."""
+        """The loss as a sentence about the tenant's worker."""
         is_bare = self.kind is LossKind.UNLOADABLE
         return f"the worker of {tenant!r} cannot load its model: {self.reason}" if is_bare else self.reason
 
 
 def overdue(launches: Iterable[Pending], passed_ns: int, limits: WorkerLimits) -> str | None:
-    """Let `passed_ns` pass for the launches that were sent; say which of them takes too long, if one does.
+    """Add `passed_ns` to the waits of sent launches; return a sentence about one that takes too long, else None.
 
-    A launch counts from when it is first seen here, so that none is given up early.
+    A launch counts from its first check here, so that no launch counts as hung too early.
     """
     for pending in launches:
         if not pending.is_sent:

@@ -1,7 +1,7 @@
 """The main program of a worker process.
 
 Started by `worker.process` as `python -m cotenant.execute.worker.main TENANT DESCRIPTOR PARENT NICE`. It ends when the
-server closes the channel, and dies with it however the server dies. Heavy imports come after the set-up.
+server closes the channel or dies. Heavy imports come after the set-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cotenant.execute.worker.child import die_with
 
 
 def main() -> None:
-    """Be a worker."""
+    """Run a worker."""
     _, _, descriptor, parent, nice = sys.argv
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which drains first
         signal.signal(number, signal.SIG_IGN)
@@ -24,7 +24,7 @@ def main() -> None:
     be_nice(int(nice))
     run_gently(lambda: _worker(int(descriptor))).serve()
     sys.stderr.flush()
-    os._exit(0)  # there is nothing to tidy up, and libraries take their time for it
+    os._exit(0)  # skips the slow clean-up of libraries
 
 
 def _worker(descriptor: int) -> Any:

@@ -1,4 +1,4 @@
-"""When a worker lets onnxruntime's arena shrink: some launches after one that took far more than the others."""
+"""Decides when a worker shrinks onnxruntime's arena: some launches after one with much more memory than the others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 64 << 20
-"""Growth that is worth a shrink, which takes some 0.1 ms for each MiB."""
+"""Least growth before a shrink, which takes some 0.1 ms for each MiB."""
 _NOISE_BYTES = 1 << 20
 _CALM_LAUNCHES = 16
 _MOST_CALM_LAUNCHES = 1 << 16
 
 
 def private_bytes() -> int:
-    """Resident memory of this process without what it shares with others; 0 where the system does not tell."""
+    """Resident memory of this process without shared pages; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             fields = file.read().split()
@@ -26,9 +26,9 @@ def private_bytes() -> int:
 class MemoryWatch:
     """Follows the private memory of a worker from launch to launch. Thread-safe.
 
-    `ended` says when to shrink: memory is 64 MiB above what the last shrink left, and has not grown for 16 launches.
-    Where memory comes back within as many launches, that is what launches need: from then on twice as many have to
-    pass (docs/decisions/0055-memory-returns.md).
+    `ended` asks for a shrink when memory is 64 MiB above the level after the last shrink, and has not grown for 16
+    launches. If memory comes back within as many launches, launches need it. The number of launches is then doubled
+    (docs/decisions/0055-memory-returns.md).
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class MemoryWatch:
         self._base = self._top = 0
         """Private bytes after the last shrink, and the most since."""
         self._peak = 0
-        """The most before the last shrink, until it is known whether that comes back; 0 then."""
+        """The most before the last shrink, until it is known whether it comes back; else 0."""
         self._calm = self._since = 0
         self._needed = _CALM_LAUNCHES
-        self._is_asked = False
+        self._is_requested = False
 
     def ended(self, held: int) -> bool:
-        """A launch has ended, and the process has so many private bytes. Whether the next launches are to shrink."""
+        """Count the end of a launch with `held` private bytes; returns whether the next runs should shrink."""
         with self._lock:
-            if self._base == 0 or self._is_asked:
+            if self._base == 0 or self._is_requested:
                 self._base = self._top = held
                 self._calm = self._since = 0
-                self._is_asked = False
+                self._is_requested = False
                 return False
             self._since += 1
             if held > self._top + _NOISE_BYTES:
@@ -60,5 +60,5 @@ class MemoryWatch:
                 self._peak = 0
             if self._calm < self._needed or self._top - self._base < _LEAST_BYTES:
                 return False
-            self._peak, self._is_asked = self._top, True
+            self._peak, self._is_requested = self._top, True
             return True

@@ -1,4 +1,4 @@
-"""Worker processes: starting them, and the states that they are in."""
+"""Worker processes: their start and their states."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class WorkerState(StrEnum):
     DOWN = "down"
     UP = "up"
     FAILING = "failing"
-    """Lost; the core is being told, and may still start launches, which will fail with the others."""
+    """Lost; the core is being notified, and may still start launches, which fail with the others."""
 
 
 class WorkerProcess(ChildProcess):
-    """A worker that has been started, and the server's end of its channel."""
+    """A started worker, and the server's end of its channel."""
 
     def __init__(self, tenant: str, nice: int) -> None:
         self.channel, theirs = Channel.pair()

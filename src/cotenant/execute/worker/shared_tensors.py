@@ -1,8 +1,8 @@
 """Tensors in memory that two processes share.
 
-A buffer is an anonymous file (memfd) that both map. It has no name, so nothing is left behind whoever is killed. Its
-size cannot shrink (it is sealed), so that neither side can cut the file below the other's mapping. Pages that the last
-launches have not needed go back to the system as a hole in the file, which both sides read as zeros.
+A buffer is an anonymous file (memfd) that both processes map; without a name, it is freed when both have ended. A seal
+prevents shrinking: neither side can truncate the file below the other's mapping. Pages that recent launches did not
+need are returned to the system as a hole in the file, which reads as zeros.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import CotenantError
-from cotenant.execute.runner import Pieces, joined
+from cotenant.execute.runner import RowChunks, joined
 from cotenant.shortages import Resource, report
 
 MOST_BYTES = 2 << 30
-"""The largest that a buffer may become: the inputs, or the outputs, of one launch."""
+"""Largest size of a buffer: the inputs, or the outputs, of one launch."""
 _LEAST_BYTES = 64 << 10
 _KEPT_BYTES = 1 << 20
-"""Reserved pages up to this size stay."""
+"""Reserved pages up to this size are kept."""
 _CALM_WRITES = 16
-"""So many writes in a row, each of which needs less than a quarter of the reserved pages, give the rest back."""
+"""After so many consecutive writes that each need less than a quarter of the reserved pages, the rest is returned."""
 _ALIGNMENT = 64
 OBJECTS = "O"
-"""The dtype of a tensor of BYTES."""
+"""The dtype of a BYTES tensor."""
 _PLAIN_KINDS = "biufc"
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-"""An extension of numpy, which calls it two bytes of anything."""
+"""An extension of numpy; numpy's own name for it is that of untyped two-byte elements."""
 _KEPT_FORMS = 32
-"""Numbers of rows and shapes that a buffer remembers; beyond, it starts anew."""
+"""Number of layouts that a buffer remembers; then it starts again."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
 class SharedMemoryError(CotenantError):
-    """Tensors do not fit into shared memory, or a layout names a place outside of it."""
+    """Tensors do not fit into shared memory, or a layout names bytes outside of it."""
 
 
 class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies in a buffer. `dtype` is numpy's name with the byte order, "bfloat16", or "O" for BYTES.
+    """The position of a tensor in a buffer. `dtype` is numpy's name with the byte order, "bfloat16", or "O" for BYTES.
 
-    BYTES are the lengths of the elements as int64, in row-major order, and then the elements.
+    BYTES are the lengths of the elements as int64, in row-major order, then the elements.
     """
 
     name: str
@@ -60,51 +60,51 @@ class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedBuffer:
-    """One side's view of a buffer. One side writes and grows, the other reads; they take turns."""
+    """One side's view of a buffer. One side writes and enlarges it, the other reads; they alternate."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._size = 0
         self._reserved = 0
-        """Bytes from the start on that have pages: of the side that writes."""
+        """Bytes with reserved pages, from the start; for the writing side."""
         self._calm = self._calm_most = 0
-        """Writes in a row that needed little, and the most that one of them needed."""
+        """Consecutive small writes, and the largest of them in bytes."""
         self._memory: mmap.mmap | None = None
-        # Launches look like ones before them, with one row or with a few: what was worked out for these is kept.
+        # Most launches have a layout of an earlier one: layouts are kept.
         self._written: dict[tuple[Any, ...], tuple[tuple[TensorLayout, ...], list[Any], int]] = {}
         self._seen: dict[tuple[TensorLayout, ...], dict[str, Any]] = {}
 
     @classmethod
     def create(cls, name: str) -> SharedBuffer:
-        """A new, empty buffer; `name` shows in /proc alone."""
+        """A new, empty buffer; `name` is only visible in /proc."""
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
-    def write(self, tensors: Pieces) -> tuple[TensorLayout, ...]:
-        """Put tensors from the start of the buffer on; what it held is gone.
+    def write(self, tensors: RowChunks) -> tuple[TensorLayout, ...]:
+        """Write tensors from the start of the buffer, replacing its content.
 
-        Raises SharedMemoryError when they do not fit, ValueError when the pieces of one do not fit each other.
+        Raises SharedMemoryError when they do not fit, ValueError when the chunks of a tensor do not fit each other.
         """
-        form = tuple([(name, *_form(pieces)) for name, pieces in tensors.items()])
+        form = tuple([(name, *_form(chunks)) for name, chunks in tensors.items()])
         known = self._written.get(form)
         if known is not None:
-            for place, pieces in zip(known[1], tensors.values(), strict=True):
-                _fill(place, pieces)
+            for place, chunks in zip(known[1], tensors.values(), strict=True):
+                _fill(place, chunks)
             self._give_back(known[2])
             return known[0]
         layouts: list[TensorLayout] = []
         contents: list[Any] = []
         at = 0
-        for name, pieces in tensors.items():
-            first = pieces[0]
+        for name, chunks in tensors.items():
+            first = chunks[0]
             if (dtype := dtype_name(first.dtype)) != OBJECTS:
-                shape = _form(pieces)[1]
+                shape = _form(chunks)[1]
                 size = math.prod(shape) * first.dtype.itemsize
                 layouts.append(TensorLayout(name, dtype, shape, at, size))
-                contents.append(pieces)
+                contents.append(chunks)
             else:
-                whole = joined(pieces)
+                whole = joined(chunks)
                 packed = pack(whole)
                 layouts.append(TensorLayout(name, OBJECTS, whole.shape, at, len(packed)))
                 contents.append(packed)
@@ -124,9 +124,9 @@ class SharedBuffer:
         return tuple(layouts)
 
     def read(self, layouts: tuple[TensorLayout, ...], *, copy: bool) -> dict[str, Any]:
-        """The tensors at these places: arrays of their own, or (not `copy`) views that the next write changes.
+        """The tensors of these layouts: copies, or (not `copy`) views that the next write changes.
 
-        Raises SharedMemoryError when a place is outside of the buffer.
+        Raises SharedMemoryError when a layout is outside of the buffer.
         """
         if not layouts:
             return {}
@@ -139,14 +139,14 @@ class SharedBuffer:
         return copied(views) if copy else dict(views)
 
     def close(self) -> None:
-        """Let go of the memory; what views still hold of it goes with them."""
+        """Close the buffer; its memory is freed with the last view."""
         self._memory = None
         self._written.clear()
         self._seen.clear()
         os.close(self.descriptor)
 
     def _room(self, needed: int) -> mmap.mmap:
-        """Memory for so many bytes. Pages are reserved now: later a lack of them would be a signal, not an error."""
+        """Memory for so many bytes. Reserves pages now: a later shortage would be a signal instead of an error."""
         if needed > self._reserved:
             if needed > MOST_BYTES:
                 raise SharedMemoryError(f"tensors of one launch take {needed} bytes, expected at most {MOST_BYTES}")
@@ -160,7 +160,7 @@ class SharedBuffer:
         return self._mapped(needed)
 
     def _give_back(self, needed: int) -> None:
-        """Count a write that needed so many bytes, and punch out the pages that the last ones did not need."""
+        """Count a write of so many bytes, and return the pages that recent writes did not need."""
         if self._reserved <= _KEPT_BYTES:
             return
         if needed * 4 > self._reserved:
@@ -175,7 +175,7 @@ class SharedBuffer:
         memory = self._mapped(needed)
         try:
             memory.madvise(mmap.MADV_REMOVE, kept, self._reserved - kept)
-        except (AttributeError, OSError):  # no such system: the pages stay
+        except (AttributeError, OSError):  # unsupported: the pages stay reserved
             return
         self._reserved = kept
         self._written = {form: known for form, known in self._written.items() if known[2] <= kept}
@@ -194,17 +194,17 @@ def _size_for(needed: int) -> int:
     return max(_LEAST_BYTES, 1 << (needed - 1).bit_length())
 
 
-def _form(pieces: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
-    """The dtype and shape of the pieces below each other."""
-    first = pieces[0]
-    return first.dtype, first.shape if len(pieces) == 1 else (sum(map(len, pieces)), *first.shape[1:])
+def _form(chunks: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
+    """The dtype and shape of the joined chunks."""
+    first = chunks[0]
+    return first.dtype, first.shape if len(chunks) == 1 else (sum(map(len, chunks)), *first.shape[1:])
 
 
-def _fill(target: Any, pieces: Sequence[Any]) -> None:
-    if len(pieces) == 1:
-        target[...] = pieces[0]
+def _fill(target: Any, chunks: Sequence[Any]) -> None:
+    if len(chunks) == 1:
+        target[...] = chunks[0]
     else:
-        np.concatenate(pieces, out=target)
+        np.concatenate(chunks, out=target)
 
 
 def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
@@ -214,7 +214,7 @@ def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 def _read(memory: mmap.mmap, layout: TensorLayout) -> Any:
-    """A view of numbers, an array of BYTES."""
+    """A view of numbers, or an array of BYTES."""
     if layout.dtype == OBJECTS:
         return unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)
     dtype = dtype_of(layout.dtype)
@@ -224,7 +224,7 @@ def _read(memory: mmap.mmap, layout: TensorLayout) -> Any:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype as TensorLayout has it."""
+    """The name of a dtype in TensorLayout."""
     if dtype.kind in _PLAIN_KINDS:
         return dtype.str
     return dtype.name if dtype == _BFLOAT16 else OBJECTS
@@ -232,18 +232,18 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of a tensor of numbers, by that name."""
+    """The dtype of a tensor of numbers, by its name in TensorLayout."""
     return _BFLOAT16 if name == _BFLOAT16.name else np.dtype(name)
 
 
 def pack(array: Any) -> bytes:
-    """A tensor of BYTES as TensorLayout has it; text is UTF-8."""
+    """A BYTES tensor as in TensorLayout; text is UTF-8."""
     items = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel()]
     return np.fromiter(map(len, items), np.int64, len(items)).tobytes() + b"".join(items)
 
 
 def unpack(data: bytes, shape: tuple[int, ...]) -> Any:
-    """A tensor of BYTES from what `pack` made of it."""
+    """Inverse of `pack`."""
     count = math.prod(shape)
     ends = np.cumsum(np.frombuffer(data, np.int64, count)) + 8 * count
     array = np.empty(count, np.object_)
@@ -255,5 +255,5 @@ def unpack(data: bytes, shape: tuple[int, ...]) -> Any:
 
 
 def copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays of their own in place of views."""
+    """Copies of views."""
     return {name: array.copy() for name, array in tensors.items()}

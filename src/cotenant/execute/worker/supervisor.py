@@ -1,8 +1,8 @@
-"""Keeps the worker process of one tenant alive: starts it, takes its completions, and replaces it when it fails.
+"""Supervisor of one tenant's worker process: starts it, receives its completions, and replaces it when it fails.
 
-One thread a worker. It sleeps in `receive`, or, where a server's loop reads completions, until there is something else
-to do; a slow tick wakes it for the watchdog and the memory limit. What a failure means for scheduling is for the core,
-which is told by events.
+Each worker has one thread. It sleeps in `receive`, or, if a server's loop reads completions, until the loop passes a
+message on. A slow tick wakes it for the watchdog and the memory limit. The core is notified of failures by events, and
+decides what they mean for scheduling.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
 _S = 1_000_000_000
 _KILLED_S = 1.0
-"""How long the end of a worker that was killed is waited for when the server stops."""
+"""Wait in seconds for the end of a killed worker when the server stops."""
 
 
 class WorkerSupervisor:
-    """Holds one tenant's worker. Implements `Loaded`."""
+    """Supervises one tenant's worker. Implements `Loaded`."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class WorkerSupervisor:
         self._readers = readers
         self._starter = starter
         self._told: SimpleQueue[Message | Exception | None] = SimpleQueue()
-        """What the loop leaves to the thread."""
-        self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
-        self._telling = threading.Lock()  # held while the core is told: never wait for it under the driver's lock
+        """Messages that the loop passes to the thread."""
+        self._lock = threading.Lock()  # held briefly: a waiting thread may hold the driver's lock
+        self._telling = threading.Lock()  # held while the core is notified: never take it under the driver's lock
         self._state = WorkerState.DOWN
         self._closing = threading.Event()
         self._first = threading.Event()
@@ -83,7 +83,7 @@ class WorkerSupervisor:
         self._pending: dict[int, Pending] = {}
         self._problem = ""
         self.lasting_problem = ""
-        """Why the next worker will fail as the last one did, as far as is known, or ""."""
+        """Why the next worker would fail as the last one did, or ""."""
         self._losses: Counter[str] = Counter()
         self._affinity = CompletionAffinity()
         self._start_ns = self._load_ns = self._idle_ns = self._last_ns = 0
@@ -103,7 +103,7 @@ class WorkerSupervisor:
             raise self._refusal.error(Path(self._model.path))
 
     def start(self, launch: Launch, batch: BatchTensors, on_end: OnEnd) -> str | None:
-        """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
+        """Run a launch; never blocks. Returns the reason if it cannot be started; `on_end` is not called then."""
         with self._lock:
             if self._closing.is_set() or self._state is WorkerState.DOWN:
                 return self._problem or f"the worker of {self.tenant!r} is not there any more"
@@ -111,7 +111,7 @@ class WorkerSupervisor:
             return self._put(pending) if self._state is WorkerState.UP else None
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> None:
-        """See Executor; the launch may be of another worker."""
+        """Ask the worker to expand a launch; does nothing for a launch of another worker."""
         if (pending := self._pending.get(launch)) is not None:
             pending.on_expanded = on_expanded
             self._send(ExpandRun(launch, share.cores))
@@ -121,24 +121,24 @@ class WorkerSupervisor:
         self._send(ReleaseBatch(batch))
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Have the worker load further sessions and run each once; waits. Raises ModelError when it cannot.
+        """Let the worker load further sessions and run each once; blocks. Raises ModelError when it cannot.
 
-        A worker that is down, or lost meanwhile, is waited for no longer: the next one loads them with the model.
+        Does not wait for a worker that is down or lost: the next one loads them with the model.
         """
         self._sessions.prepare(sessions, shapes, self._send)
 
     def keep(self, sessions: Wanted) -> None:
-        """Have the worker let go of all sessions but these."""
+        """Let the worker unload all other sessions."""
         self._sessions.keep(sessions, self._send)
 
     def announce(self) -> None:
-        """The core knows the tenant now: tell it if the worker has been lost meanwhile."""
+        """The core knows the tenant from now on: notify it if the worker has been lost meanwhile."""
         with self._telling:
             if self._state is not WorkerState.UP:
                 self._on_event(TenantSuspended(self.tenant, self._problem))
 
     def close(self) -> None:
-        """Take no more launches, and end the worker when those under way have ended."""
+        """Refuse new launches, and end the worker after those under way."""
         with self._telling, self._lock:
             self._closing.set()
             if self._state is WorkerState.UP:
@@ -147,7 +147,7 @@ class WorkerSupervisor:
                 self._process.kill()
 
     def join(self, until_s: float | None = None) -> None:
-        """Wait until the worker is gone. It is killed when `until_s` of the monotonic clock comes first."""
+        """Wait until the worker has ended. It is killed at `until_s` of the monotonic clock."""
         if (thread := self._thread) is threading.current_thread() or thread.ident is None:
             return
         thread.join(left_s(until_s))
@@ -158,7 +158,7 @@ class WorkerSupervisor:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread runs: the worker may still be there."""
+        """Whether its thread runs; the worker may still exist then."""
         return self._thread.is_alive()
 
     @property
@@ -186,8 +186,8 @@ class WorkerSupervisor:
                 if loss is None:
                     self._resume()
                     loss = self._serve()
-            except Exception as error:  # whatever is wrong here, launches end and the tenant gets another worker
-                _log.exception("keeping the worker of %r failed", self.tenant)
+            except Exception as error:  # after any error, launches end and the tenant gets another worker
+                _log.exception("supervising the worker of %r failed", self.tenant)
                 loss = self._broken(error)
             if loss is None:
                 break
@@ -198,12 +198,12 @@ class WorkerSupervisor:
                 self._first.set()
                 return
         self._end_process()
-        if not self._first.is_set():  # it was closed before its first worker was there
+        if not self._first.is_set():  # closed before the first worker started
             self._refusal = self._lost(LossKind.DIED, "is not needed any more")
             self._first.set()
 
     def _open(self) -> WorkerLoss | None:
-        """Start a worker and have it load the model."""
+        """Start a worker and let it load the model."""
         began = time.monotonic_ns()
         with self._lock:
             self._affinity.leave()  # the worker inherits the cores of this thread
@@ -218,7 +218,7 @@ class WorkerSupervisor:
             return self._lost(LossKind.DIED, f"cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
-            if self._closing.is_set():  # `close` came before there was a process to kill
+            if self._closing.is_set():  # `close` was called before the process existed
                 process.kill()
         process.channel.wait_at_most(self._limits.tick_s)
         at = began
@@ -304,7 +304,7 @@ class WorkerSupervisor:
                 return "talks on"
 
     def _serve(self) -> WorkerLoss | None:
-        """Take completions until the worker is lost, or has ended since it was told to (None)."""
+        """Receive completions until the worker is lost; None if it has ended as requested."""
         process, readers = self._process, self._readers
         assert process is not None
         self._last_ns, self._idle_ns = time.monotonic_ns(), 0
@@ -314,11 +314,11 @@ class WorkerSupervisor:
         readers.add(descriptor, partial(self._read, process, self._told))
         try:
             return self._take(process, self._wait)
-        finally:  # before launches end for another reason: each ends once
+        finally:  # before launches end for another reason, so that each ends once
             readers.remove(descriptor)
 
     def _wait(self) -> Message | None:
-        """What the loop leaves to this thread. Raises as `Channel.receive` does."""
+        """The next message that the loop passes to this thread. Raises as `Channel.receive`."""
         try:
             told = self._told.get(timeout=self._limits.tick_s)
         except Empty:
@@ -328,7 +328,7 @@ class WorkerSupervisor:
         return told
 
     def _read(self, process: WorkerProcess | KeptWorker, told: SimpleQueue[Message | Exception | None]) -> None:
-        """Take what has come, on the loop; what is no completion is for the thread, which is told once of an end."""
+        """Receive messages on the loop: completions are handled there, other messages and the end go to the thread."""
         message: Message | Exception | None
         while True:
             try:
@@ -346,7 +346,7 @@ class WorkerSupervisor:
                 return
         process.channel.flush()
         if self._limits.memory_bytes is not None and process.resident_bytes() > self._limits.memory_bytes:
-            told.put(TimeoutError())  # as a tick: look now
+            told.put(TimeoutError())  # like a tick: check now
 
     def _take(self, process: WorkerProcess | KeptWorker, receive: Callable[[], Message | None]) -> WorkerLoss | None:
         while True:
@@ -364,11 +364,11 @@ class WorkerSupervisor:
             process.channel.flush()
             if (loss := self._look(process)) is not None:
                 return loss
-            if isinstance(message, SessionsPrepared):  # only now: what it has loaded it also has room for
+            if isinstance(message, SessionsPrepared):  # after the check: its sessions fit into the memory limit
                 self._sessions.end(message.reason)
 
     def _is_taken(self, message: object) -> bool:
-        """Whether a message told of a launch."""
+        """Whether a message was a completion or an expansion, which is handled here."""
         if isinstance(message, Ended):
             self._ended(message)
         elif isinstance(message, ExpandRun):
@@ -384,7 +384,7 @@ class WorkerSupervisor:
         launch, error, link = pending.launch, message.error, self._links[pending.launch.share.cores]
         began = time.monotonic_ns()
         try:
-            if error is None and launch.part:  # the worker joins parts: one of its answers has all outputs
+            if error is None and launch.part:  # the worker joins tasks: one of its messages has all outputs
                 joined = self._batches.join(launch, (), {}, link.outputs(message.outputs))
                 if joined is not None:
                     self._batches.finish(launch, *joined)
@@ -405,13 +405,13 @@ class WorkerSupervisor:
                 failed.append((following, problem))
             if self._closing.is_set():
                 self._shut_if_idle()
-        timing = Timing(input_ns, message.infer_ns, output_ns, message.pieces, message.stolen_ns, began)
+        timing = Timing(input_ns, message.infer_ns, output_ns, message.task_times, message.stolen_ns, began)
         pending.on_end(launch.id, error, timing)
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())
 
     def _look(self, process: WorkerProcess | KeptWorker) -> WorkerLoss | None:
-        """Is it still as it should be? Memory at every message, the watchdog once a tick."""
+        """Check the memory limit at every message, and the watchdog once a tick."""
         limit = self._limits.memory_bytes
         if limit is not None and (held := process.resident_bytes()) > limit:
             sizes = f"of {limit / _MIB:g} MiB (it held {held / _MIB:.0f} MiB)"
@@ -420,7 +420,7 @@ class WorkerSupervisor:
         tick_ns = int(self._limits.tick_s * _S)
         if now - self._last_ns < tick_ns:
             return None
-        # A tick that comes late says that this process was held up as well (a stopped or starved machine).
+        # A late tick means that this process was delayed as well (a stopped or overloaded machine).
         passed, self._last_ns = min(now - self._last_ns, 2 * tick_ns), now
         with self._lock:
             hung = overdue(self._pending.values(), passed, self._limits)
@@ -429,11 +429,11 @@ class WorkerSupervisor:
             if self._closing.is_set() and not self._pending:
                 self._idle_ns += passed
                 if self._idle_ns > self._limits.hang_floor_s * _S:
-                    process.kill()  # it was told to end and does not
+                    process.kill()  # it does not end as requested
         return None
 
     def _resume(self) -> None:
-        """The worker is up: tell whoever waits for it. A worker that is to be closed meanwhile ends at once."""
+        """The worker is ready: notify waiting callers. Ends it if the supervisor was closed meanwhile."""
         with self._telling:
             with self._lock:
                 if self._closing.is_set():
@@ -446,11 +446,11 @@ class WorkerSupervisor:
                 self._on_event(TenantResumed(self.tenant))
 
     def _lose(self, loss: WorkerLoss) -> None:
-        """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
+        """Notify the core before the launches end, so that it starts no further launches; then end them."""
         if self._process is not None:
             self._process.kill()
         if loss.kind.is_lasting:
-            self._sessions.end(loss.reason)  # the next worker does not try that again
+            self._sessions.end(loss.reason)  # the next worker does not try them again
         with self._telling:
             with self._lock:
                 self._problem = reason = loss.sentence(self.tenant)
@@ -484,7 +484,7 @@ class WorkerSupervisor:
             process.close()
 
     def _put(self, pending: Pending) -> str | None:
-        """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
+        """Pass a launch to its lane; returns the reason if that fails. Called under the lock."""
         assert self._process is not None
         cores = pending.launch.share.cores
         if self._readers is None:
@@ -504,7 +504,7 @@ class WorkerSupervisor:
         return None
 
     def _send(self, message: Message) -> bool:
-        """Tell the worker something, if it is up."""
+        """Send a message to the worker, if it is up."""
         with self._lock:
             if self._state is not WorkerState.UP or self._process is None:
                 return False
@@ -512,7 +512,7 @@ class WorkerSupervisor:
             return True
 
     def _shut_if_idle(self) -> None:
-        """Tell the worker to end once nothing runs. Under the lock."""
+        """Ask the worker to end if no launch is under way. Called under the lock."""
         if not self._pending and self._process is not None:
             for link in self._links.values():
                 link.shut()
@@ -520,7 +520,7 @@ class WorkerSupervisor:
 
     def _died(self) -> WorkerLoss:
         assert self._process is not None
-        self._process.kill()  # it may have closed its end alone
+        self._process.kill()  # it may only have closed its end
         return self._lost(LossKind.DIED, self._process.wait())
 
     def _broken(self, error: Exception) -> WorkerLoss:

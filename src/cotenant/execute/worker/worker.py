@@ -1,4 +1,4 @@
-"""What a worker process does: it loads one model and runs the launches that come over its lanes' channels."""
+"""The program of a worker process: it loads one model and runs the launches of its lanes."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from cotenant.work import CPU, Share
 
 
 class Worker:
-    """One model, and a thread for each lane. The thread that calls `serve` waits for lanes and releases."""
+    """One model, with a thread for each lane. The thread that calls `serve` receives lanes and releases."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._lanes: list[threading.Thread] = []
         self._preparing: list[threading.Thread] = []
         self._sessions: Sessions = ()
-        """Those that are loaded now."""
-        self._batches = Batches(has_parts=True)
+        """The sessions that are loaded now."""
+        self._batches = Batches(has_tasks=True)
         self._launches = LaunchRunner(self._batches)
         self._memory = MemoryWatch()
 
     @property
     def paused(self) -> int:
-        """How many batches tensors are kept of."""
+        """Number of batches of which tensors are kept."""
         return len(self._batches)
 
     def serve(self) -> None:
-        """Load the model that the server names and run launches until it closes the channel."""
+        """Load the model that the server names, and run launches until the server closes the channel."""
         self._channel.send(Started())
         message, _ = self._channel.receive_with()
         if not isinstance(message, Open):
@@ -68,12 +68,12 @@ class Worker:
         self._batches.max_answer_bytes = message.max_answer_bytes
         try:
             model = run_gently(partial(_open, message))
-            for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
+            for threads, ranges in message.sessions:  # a thread pool inherits the nice value of its maker
                 model.prepare(ranges, threads)
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.hint))
             return
-        except Exception as error:  # whatever a library makes of a strange file: the server has to know
+        except Exception as error:  # any error of a library: report it to the server
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
             return
         nice, opened = message.lane_nice, message
@@ -94,7 +94,7 @@ class Worker:
                     share = Share(message.cores)
                     if self._launches.expand(message.launch, share, self._expanded):
                         self._expanded(message.launch)
-                elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
+                elif isinstance(message, Prepare):  # on another thread: this one receives lanes and releases
                     try:
                         thread = threading.Thread(target=self._prepare, args=(model, message), daemon=True)
                         thread.start()
@@ -117,7 +117,7 @@ class Worker:
             thread.join()
         self._lanes, self._preparing = [], []
         limit = self._batches.max_answer_bytes
-        self._batches = Batches(has_parts=True)
+        self._batches = Batches(has_tasks=True)
         self._batches.max_answer_bytes = limit
         self._launches = LaunchRunner(self._batches)
 
@@ -125,7 +125,7 @@ class Worker:
         self._channel.send(ExpandRun(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
-        """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
+        """Load sessions and run each once at a higher nice value; thread pools inherit their maker's value."""
         reason = ""
         try:
             for threads, ranges in wanted.sessions:
@@ -135,11 +135,11 @@ class Worker:
                     model.prepare(ranges, threads)
                 run_gently(partial(warm_up, model, ranges, threads, wanted.shapes))
             self._sessions = (*self._sessions, *wanted.sessions)
-        except Exception as error:  # the server has to know, and goes on as it was
+        except Exception as error:  # report it to the server, which goes on without these sessions
             reason = reason_of(error)
         try:
             self._channel.send(SessionsPrepared(reason), waits=True)
-        except OSError:  # the server has gone
+        except OSError:  # the server is gone
             pass
 
     def _run_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
@@ -149,12 +149,12 @@ class Worker:
 
         def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts
-            self._batches.check_answer(tensors)  # before either side has a copy
+            self._batches.check_answer(tensors)  # before any copy is made
             layouts = outputs.write({name: (array,) for name, array in tensors.items()})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
             spent = timing.input_ns, timing.infer_ns, timing.output_ns
-            ended = Ended(launch, error, *spent, layouts, timing.pieces, timing.stolen_ns)
+            ended = Ended(launch, error, *spent, layouts, timing.task_times, timing.stolen_ns)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:
@@ -177,14 +177,14 @@ class Worker:
         try:
             if run.last and run.work.start == 0 and not run.part:
                 return inputs.read(run.inputs, copy=False)
-            # What may be live beyond this launch is copied, as the next one's inputs take its place.
+            # Copy inputs that may be live after this launch: the next launch overwrites the buffer.
             return self._batches.begin(run, None, [inputs.read(run.inputs, copy=True)])
         except Exception as error:
             return error
 
 
 def _open(message: Open) -> Runner:
-    """Open the model with its sessions, from what the server opened. Raises ModelError."""
+    """Open the model, with its single-threaded sessions, from the server's copies. Raises ModelError."""
     folder = Path(message.cache_dir) / message.graph
     how = message.arithmetic, message.follows
     model = open_source(ModelSource(Path(message.path), folder, message.tenant, CPU, *how))

@@ -1,1 +1,1 @@
-"""Which units of a model treat every row by itself."""
+"""Row independence: which units of a model treat every row by itself."""

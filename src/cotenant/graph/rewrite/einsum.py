@@ -1,4 +1,4 @@
-"""Equations of Einstein sums, as both formats write them."""
+"""Equations of Einstein sums, in the notation of both formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotenant.graph.rewrite.rows import AxisMap
 
 
 def einsum_maps(equation: str, ranks: Sequence[int]) -> tuple[AxisMap, ...] | None:
-    """Where the axes of each input go; None for equations with dots, or that do not fit."""
+    """Axis maps of the inputs; None for equations with dots, or equations that do not fit."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")

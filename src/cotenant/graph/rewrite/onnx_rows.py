@@ -1,4 +1,4 @@
-"""Reading of an ONNX graph which of its units treat every row of a batch by itself."""
+"""Finds in an ONNX graph the units that treat every row of a batch by itself."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cotenant.graph.rewrite.rows import PROBES, RowGraph, RowOperator, Shapes, e
 def row_graph_of(
     model: onnx.ModelProto, dfg: Dfg, shapes: Shapes, known_at: Callable[[Shapes], Types] = lambda _: {}
 ) -> RowGraph:
-    """How the operators of `dfg`, which was read from `model`, treat rows.
+    """The row graph of `dfg`, which was read from `model`.
 
-    `shapes` are of all inputs: their first dimension, where it is open, is the number of rows, whatever it is there.
-    `known_at` gives types that were found elsewhere, at the shapes that it is asked with.
+    `shapes` are those of all inputs; an open first dimension is the number of rows, at any size. `known_at` returns
+    types found elsewhere for given shapes.
     """
     graph = model.graph
     constants = {init.name for init in graph.initializer} | {init.values.name for init in graph.sparse_initializer}

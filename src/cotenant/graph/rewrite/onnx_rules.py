@@ -1,6 +1,6 @@
-"""What the operators of ONNX, and those that onnxruntime's optimiser makes of them, do to the rows of a batch.
+"""Row rules of ONNX operators, and of operators that onnxruntime's optimiser makes.
 
-Every operator that is not listed counts as one that mixes rows.
+An operator without a rule counts as mixing rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _END = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node, and what is known of its tensors."""
+    """A node with the extents and known values of its tensors."""
 
     node: onnx.NodeProto
     extents: Mapping[str, Extents]
@@ -45,22 +45,21 @@ class NodeView:
 
     @property
     def count(self) -> int:
-        """How many inputs it has, those that are left out among them."""
+        """Number of inputs, omitted ones included."""
         return len(self.node.input)
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute, or what it is where it is left out."""
+        """An attribute, or its default if omitted."""
         found = next((each for each in self.node.attribute if each.name == name), None)
         return default if found is None else helper.get_attribute_value(found)
 
     def rank(self, place: int) -> int:
-        """Number of axes of an input; 0 where it is left out."""
+        """Number of axes of an input; 0 if omitted."""
         return self._rank(self.node.input[place]) if place < self.count and self.node.input[place] else 0
 
     @property
     def data_rank(self) -> int:
-        """Number of axes of the first input of an operator that works along one. Raises _UnknownError where there are
-        none: onnxruntime says so of tensors of which it knows no shape, too."""
+        """Number of axes of the first input. Raises _UnknownError for 0, onnxruntime's value for an unknown shape."""
         rank = self.rank(0)
         if not rank:
             raise _UnknownError(self.node.input[0])
@@ -78,11 +77,11 @@ class NodeView:
         return len(extents)
 
     def has(self, place: int) -> bool:
-        """Whether an input is there."""
+        """Whether an input is given."""
         return place < self.count and bool(self.node.input[place])
 
     def constant(self, place: int) -> list[int] | None:
-        """Whole numbers that an input is known to hold; None when it is left out. Raises _UnknownError."""
+        """Known integers in an input; None if it is omitted. Raises _UnknownError."""
         if not self.has(place):
             return None
         name = self.node.input[place]
@@ -91,7 +90,7 @@ class NodeView:
         return [int(each) for each in np.atleast_1d(numpy_helper.to_array(self.values[name]))]
 
     def numbers(self, name: str, place: int) -> list[int] | None:
-        """Whole numbers of an attribute, or where newer operators have them as an input."""
+        """Integers of an attribute, which newer operators take as an input."""
         given = self.attribute(name, None)
         if given is None:
             return self.constant(place)
@@ -99,11 +98,11 @@ class NodeView:
 
 
 class _UnknownError(Exception):
-    """Something of a tensor is not known that a rule needs."""
+    """A property of a tensor that a rule needs is unknown."""
 
 
 def rule_of(view: NodeView) -> Rule:
-    """What an operator does to rows."""
+    """The row rule of an operator."""
     make = _RULES.get(view.node.op_type)
     if make is None or view.node.domain not in ("", "ai.onnx", "com.microsoft", "com.microsoft.nchwc"):
         return Mixes("is not known to treat every row by itself")
@@ -114,7 +113,7 @@ def rule_of(view: NodeView) -> Rule:
 
 
 def _all(view: NodeView, *maps: AxisMap) -> Axes:
-    """The same maps for all outputs; further inputs have nothing to do with rows."""
+    """The same maps for all outputs; further inputs have no rows."""
     rest = [nowhere(view.rank(place)) for place in range(len(maps), view.count)]
     return Axes(((*maps, *rest),))
 
@@ -135,7 +134,7 @@ def _softmax(view: NodeView) -> Rule:
 
 
 def _from_axis(view: NodeView) -> Rule:
-    """Layer normalisations: over an axis and those behind it."""
+    """Layer normalisations: over an axis and the axes after it."""
     rank = view.data_rank
     return _first_kept(view, range(view.attribute("axis", -1) % rank, rank))
 
@@ -152,7 +151,7 @@ def _arg(view: NodeView) -> Rule:
 
 
 def _along(default: int, place: int | None = None) -> Callable[[NodeView], Rule]:
-    """Over one axis, an attribute or the input at `place`."""
+    """Over one axis, given by an attribute or the input at `place`."""
 
     def rule(view: NodeView) -> Rule:
         given = view.numbers("axis", place if place is not None else view.count)
@@ -248,8 +247,7 @@ def _einsum(view: NodeView) -> Rule:
 
 
 def _batched(*data: int, broadcasts: Sequence[int] = (), if_more: str = "") -> Callable[[NodeView], Rule]:
-    """Rows lie along axis 0 of the inputs at these places, and the others are weights. `if_more`: why rows are mixed
-    where there are several outputs."""
+    """Rows are along axis 0 of these inputs; others are weights. `if_more`: why several outputs would mix rows."""
 
     def rule(view: NodeView) -> Rule:
         if if_more and any(view.node.output[1:]):
@@ -302,7 +300,7 @@ def _reverse(view: NodeView) -> Rule:
 
 
 def _nothing(view: NodeView) -> Rule:
-    """Of numbers that are no rows."""
+    """For inputs without rows."""
     return _all(view)
 
 
@@ -397,4 +395,4 @@ SIZES = {
     "Tile": frozenset((1,)),
     "Resize": frozenset((3,)),
 }
-"""Places of inputs that say a shape, which an operator finds again for the rows that it has."""
+"""Positions of inputs that give a shape, which an operator adapts to the number of its rows."""

@@ -1,9 +1,9 @@
-"""Which units treat every row of a batch by itself: following the axis along which rows lie, operator by operator.
+"""Row independence of units: follows the axis of the rows through the graph, operator by operator.
 
-What a unit computes of some rows must be those rows of what it computes of all. An operator tells where each axis of
-each input goes in its result (`Axes`), or why rows are mixed; which axes grow with the rows, the shapes of all tensors
-at two numbers of rows tell. Pure: `onnx_rows` and `torch_rows` read the operators of their formats.
-Source: GACER (2023), section 4.2, cuts any operator along the batch and does not ask whether it may.
+A unit is row-independent if its results for some rows are those rows of its results for all rows. A rule of each
+operator says where each axis of each input goes in its result (`Axes`), or why rows are mixed. Shapes at two numbers of
+rows show which axes grow with the rows. Pure: `onnx_rows` and `torch_rows` read the operators of their formats. Source:
+GACER (2023), section 4.2, which cuts any operator along the batch without a check.
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from cotenant.graph.dfg import Dfg
 from cotenant.graph.errors import MixedRowsError
 
 PROBES = (5, 7)
-"""Numbers of rows at which shapes are looked at. A size that grows in proportion at both is taken to do so always."""
+"""Numbers of rows at which shapes are inferred. A size in proportion to both is taken as proportional to the rows."""
 
 
 class Extent(NamedTuple):
-    """The size of an axis: so much, and so much for each row."""
+    """The size of an axis: `fixed + per_row * rows`."""
 
     fixed: int
     per_row: int
 
 
 Shapes = Mapping[str, Sequence[int]]
-"""Of inputs, by name."""
+"""Shapes of inputs, by name."""
 Extents = tuple[Extent | None, ...] | None
-"""Of the axes of a tensor; None where a size, or the rank, is unknown."""
+"""Extents of the axes of a tensor; None for an unknown size or rank."""
 AxisMap = tuple[int | None, ...]
-"""Where each axis of an input goes in a result; None: it is worked over, or gone."""
+"""Axis of the result to which each axis of an input goes; None for an axis that is reduced or removed."""
 ONE = Extent(1, 0)
 _FIXED, _COUNT = -1, -2
-"""A tensor is the same whatever the rows; it tells how many there are. Else the axis along which they lie."""
+"""State of a tensor: independent of the rows, or dependent on their number. Other states are the axis of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """An operator that keeps rows apart. `maps` has, by output, where the axes of each input go; the last one stands
-    for further outputs too. One that `fills` may give a row, alike for all, where no input has rows. `broadcasts` are
-    the places of inputs of which a single row serves all rows: other inputs need a row for every row."""
+    """An operator that keeps rows independent. `maps` are by output; the last one also holds for further outputs.
+
+    `fills`: it may make rows, all equal, if no input has rows. `broadcasts`: positions of inputs with which one row may
+    serve all rows; other inputs need a row for every row.
+    """
 
     maps: tuple[tuple[AxisMap, ...], ...]
     fills: bool = False
@@ -52,17 +54,17 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Mixes:
-    """An operator that mixes rows, or of which nothing is known: why, as the rest of a sentence."""
+    """An operator that mixes rows, or is unknown. `why` completes a sentence."""
 
     why: str
 
 
 class Reshapes(NamedTuple):
-    """An operator that gives the numbers of its first input in the same order in another shape."""
+    """An operator that returns the numbers of its first input, in the same order, in another shape."""
 
 
 class Measures(NamedTuple):
-    """An operator that gives the shape of its input."""
+    """An operator that returns the shape of its input."""
 
 
 Rule = Axes | Mixes | Reshapes | Measures
@@ -70,8 +72,7 @@ Rule = Axes | Mixes | Reshapes | Measures
 
 @dataclass(frozen=True, slots=True)
 class RowOperator:
-    """An operator as rows see it. `inputs` by place, "" where one is left out; `sizes` are the places of those that say
-    a shape alone."""
+    """An operator with its row rule. `inputs` are by position, "" if omitted; those in `sizes` only give a shape."""
 
     name: str
     op_type: str
@@ -83,10 +84,10 @@ class RowOperator:
 
 @dataclass(frozen=True, slots=True)
 class RowGraph:
-    """The operators of a graph, in the order of `dfg`, with the extents of all tensors and constants.
+    """The operators of a graph in the order of `dfg`, with the extents of all tensors and constants.
 
-    `counts` are small tensors whose numbers depend on how many rows there are, `known` those whose numbers are known
-    and do not. `problem` says why no rows can be told apart at all, or is "".
+    `counts` are small tensors with values that depend on the number of rows, `known` small tensors with other known
+    values. `problem` says why no row independence can be shown, or is "".
     """
 
     dfg: Dfg
@@ -99,14 +100,14 @@ class RowGraph:
 
     @property
     def splits(self) -> tuple[bool, ...]:
-        """Whether each unit treats every row by itself, from tensors with a row for a row to others."""
+        """Whether each unit is row-independent, with a row for every row in its inputs and outputs."""
         return tuple(not self.why_not(unit, unit + 1) for unit in range(len(self.dfg.units)))
 
     @property
     def runs(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of units that may run in chunks: the boundaries, in rising order, at which chunks may begin and end.
+        """Runs of units that may run in chunks: ascending boundaries at which chunks may begin and end.
 
-        Between two of them lies a unit that splits, or a few that do so together alone.
+        Between two boundaries is a row-independent unit, or several units that are row-independent only together.
         """
         flags = (False, *self.splits, False)
         edges = [0, *(at for at, (before, after) in enumerate(pairwise(flags)) if before != after), len(flags) - 2]
@@ -121,7 +122,7 @@ class RowGraph:
     def why_not(self, start: int, end: int) -> str:
         """Why units [start, end) cannot run for some of the rows, as a sentence; "" when they can.
 
-        A run may do inside what a single unit may not: turn the rows to another axis and back.
+        Inside a run, unlike at its ends, rows may be along another axis than 0.
         """
         if (start, end) not in self._whys:
             try:
@@ -167,7 +168,7 @@ class RowGraph:
         return 0
 
     def _form(self, name: str, axis: int) -> str:
-        """What is amiss with a tensor that should have a row for a row."""
+        """Why a tensor does not have one row for every row."""
         grown = self._grown(name)
         if axis == _COUNT:
             return "tells the number of rows"
@@ -178,7 +179,7 @@ class RowGraph:
         return f"has its rows along axis {', '.join(map(str, grown))}, expected axis 0 alone"
 
     def _apply(self, step: RowOperator, state: dict[str, int]) -> None:
-        """Find where the rows of a step's outputs lie. Raises MixedRowsError with the rest of a sentence."""
+        """Find the row axes of an operator's outputs. Raises MixedRowsError with a clause."""
         rule = step.rule
         if isinstance(rule, Mixes):
             raise MixedRowsError(rule.why)
@@ -196,7 +197,7 @@ class RowGraph:
             state[name] = self._row_axis(step, output, rows) if rows else self._without_rows(step, name)
 
     def _without_rows(self, step: RowOperator, name: str) -> int:
-        """An output that no rows go into."""
+        """The row axis of an output if no input has rows."""
         grown = self._grown(name)
         if not grown:
             return _FIXED
@@ -211,7 +212,7 @@ class RowGraph:
         raise MixedRowsError(f"makes {name!r}, which grows with the rows, of other things than rows")
 
     def _aligned(self, name: str, axis: int, rank: int) -> Extent | None:
-        """The extent of a tensor at an axis of one of `rank` axes, of which it has the last ones; 1 beyond them."""
+        """The extent of a tensor at an axis of a broadcast to `rank` axes; 1 for axes that it lacks."""
         extents = self.extents.get(name)
         at = axis - rank + len(extents) if extents is not None else -1
         return None if extents is None else extents[at] if at >= 0 else ONE
@@ -246,13 +247,13 @@ class RowGraph:
         return axis
 
     def _expect(self, name: str, axis: int, extent: Extent | None) -> None:
-        """See that an output grows along this axis alone, in proportion, and as its input does where that is given."""
+        """Check that an output grows along this axis only, in proportion to the rows and equal to `extent` if given."""
         found = self._extent(name, axis)
         if self._grown(name) != [axis] or found is None or found.fixed or (extent is not None and found != extent):
             raise MixedRowsError(f"makes {name!r}, which does not have a row for every row along axis {axis}")
 
     def _reshaped(self, source: str, axis: int, name: str) -> int:
-        """The axis of the rows in another shape of the same numbers: as much lies before it, rows stay in one piece."""
+        """The row axis in another shape of the same numbers: that with the same size of axes before it."""
         before, after = self.extents.get(source), self.extents.get(name)
         if axis < 0 or before is None or after is None:
             raise MixedRowsError(f"has a shape that is not known, of {name!r}")
@@ -277,7 +278,7 @@ class RowGraph:
         return extents[axis] if extents is not None and axis < len(extents) else None
 
     def _grown(self, name: str) -> list[int]:
-        """Axes of a tensor that grow with the rows. Raises MixedRowsError when that is not known."""
+        """Axes of a tensor that grow with the rows. Raises MixedRowsError when they are unknown."""
         extents = self.extents.get(name)
         if extents is None or None in extents:
             raise MixedRowsError(f"tensor {name!r} has a shape that is not known before it runs")
@@ -285,7 +286,7 @@ class RowGraph:
 
 
 def extents_of(shapes: Sequence[Sequence[object] | None]) -> Extents:
-    """Extents from the shapes of a tensor at the two numbers of `PROBES`; sizes that are no numbers are unknown."""
+    """Extents from the shapes of a tensor at the two numbers of `PROBES`; sizes that are not numbers are unknown."""
     first, second = shapes
     if first is None or second is None or len(first) != len(second):
         return None
@@ -299,27 +300,27 @@ def _extent(a: object, b: object) -> Extent | None:
     return None if rest else Extent(a - per_row * PROBES[0], per_row)
 
 
-# --- maps that many operators have ------------------------------------------------------------------------------------
+# --- maps of many operators -------------------------------------------------------------------------------------------
 
 
 def kept(rank: int, over: Sequence[int] = (), *, removed: bool = False) -> AxisMap:
-    """Every axis stays where it is, but those that are worked over; `removed`: which are not there afterwards."""
+    """Every axis keeps its position, except those in `over`; with `removed` these are removed from the result."""
     gone = {axis % rank for axis in over} if rank else set()
     return tuple(None if axis in gone else axis - sum(each < axis for each in gone) * removed for axis in range(rank))
 
 
 def aligned(rank: int, whole: int) -> AxisMap:
-    """Axes of a tensor that is broadcast to one of `whole` axes."""
+    """Axes of a tensor that is broadcast to `whole` axes."""
     return tuple(range(whole - rank, whole))
 
 
 def batch_first(rank: int) -> AxisMap:
-    """Rows lie along axis 0, and all else is worked over."""
+    """Rows are along axis 0; all other axes are reduced."""
     return (0, *[None] * (rank - 1)) if rank else ()
 
 
 def nowhere(rank: int) -> AxisMap:
-    """An input that has nothing to do with rows."""
+    """An input without rows."""
     return (None,) * rank
 
 
@@ -329,7 +330,7 @@ def spread(*maps: AxisMap) -> Axes:
 
 
 def matrix_product(left: int, right: int, turned: tuple[bool, bool] = (False, False)) -> tuple[AxisMap, AxisMap]:
-    """Where the axes of two factors of such ranks go; `turned`: whose last two axes are exchanged before."""
+    """Axis maps of two factors of these ranks; `turned`: the last two axes of a factor are exchanged before."""
     batch = max(left, right, 2) - 2
 
     def side(rank: int, matrix: tuple[int | None, int | None], is_turned: bool) -> AxisMap:

@@ -1,4 +1,4 @@
-"""Reading of a program of torch which of its units treat every row of a batch by itself."""
+"""Finds in a torch program the units that treat every row of a batch by itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cotenant.graph.torch_sizes import Sizes, expression_of
 
 
 def row_graph_of_program(graph: TorchGraph, dfg: Dfg, shapes: Shapes) -> RowGraph:
-    """How the operators of `dfg`, which was built of `graph`, treat rows.
+    """The row graph of `dfg`, which was built from `graph`.
 
-    `shapes` are of all inputs: their first dimension, where it is open, is the number of rows, whatever it is there.
+    `shapes` are those of all inputs; an open first dimension is the number of rows, at any size.
     """
     lowered = graph.lowered
     values = [node.meta["val"] for node in lowered.inputs]

@@ -1,6 +1,6 @@
-"""What the operators of a program of torch do to the rows of a batch.
+"""Row rules of torch's operators.
 
-Every operator that is not listed, and that torch does not call pointwise, counts as one that mixes rows.
+An operator without a rule counts as mixing rows, unless torch tags it as pointwise.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _END = 1 << 31
 
 
 class _UnknownError(Exception):
-    """Something of an operator is not known that a rule needs."""
+    """A property of an operator that a rule needs is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtenView:
-    """An operator, and what is known of its tensors."""
+    """An operator with the sizes of its tensors."""
 
     node: fx.Node
     graph: TorchGraph
@@ -48,7 +48,7 @@ class AtenView:
 
     @property
     def given(self) -> dict[str, Any]:
-        """All arguments by their names in the schema, defaults among them."""
+        """All arguments by their names in the schema, with defaults."""
         target: Any = self.node.target
         expected = target._schema.arguments
         named = {each.name: each.default_value for each in expected}
@@ -57,7 +57,7 @@ class AtenView:
 
     @property
     def tensors(self) -> list[fx.Node]:
-        """The tensors among its arguments, in their order."""
+        """The tensors among its arguments, in order."""
         return [node for node in self.node.all_input_nodes if is_tensor(node)]
 
     def rank(self, node: Any) -> int:
@@ -71,7 +71,7 @@ class AtenView:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether a number that it is given depends on how many rows there are."""
+        """Whether a number among its arguments depends on the number of rows."""
         for node in self.node.all_input_nodes:
             if is_size(self.graph, node):
                 sizes = [probe.size(node.meta["val"]) for probe in self.probes]
@@ -81,11 +81,11 @@ class AtenView:
 
 
 _Made = tuple[Rule, Sequence[Any]]
-"""A rule, and the tensors that it is about, by place."""
+"""A rule, and the tensors of its maps, by position."""
 
 
 def aten_rule_of(view: AtenView) -> _Made:
-    """What an operator does to rows."""
+    """The row rule of an operator."""
     target: Any = view.node.target
     if not isinstance(target, torch._ops.OpOverload):
         return Mixes("has a graph of its own"), ()
@@ -122,14 +122,14 @@ def _pointwise(view: AtenView) -> _Made:
 
 
 def _first(view: AtenView, over: Sequence[int] = (), *, removed: bool = False) -> _Made:
-    """The first tensor stays as it is but for some axes, and others have nothing to do with rows."""
+    """The first tensor keeps its axes except those in `over`; other tensors have no rows."""
     first, *rest = view.tensors
     maps = kept(view.rank(first), over, removed=removed), *(nowhere(view.rank(each)) for each in rest)
     return Axes((maps,)), view.tensors
 
 
 def _over(*names: str, removed: bool = False) -> Callable[[AtenView], _Made]:
-    """Over the axes that arguments name."""
+    """Over the axes given by these arguments."""
 
     def rule(view: AtenView) -> _Made:
         return _first(view, [axis for name in names for axis in _axes(view.given[name])], removed=removed)
@@ -147,7 +147,7 @@ def _reduce(view: AtenView) -> _Made:
 
 
 def _batched(*names: str, rank: int = 0) -> Callable[[AtenView], _Made]:
-    """Rows lie along axis 0 of these arguments, of at least so many axes, and others are weights."""
+    """Rows are along axis 0 of these arguments, which have at least `rank` axes; other arguments are weights."""
 
     def rule(view: AtenView) -> _Made:
         given = view.given
@@ -229,7 +229,7 @@ def _embedding(view: AtenView) -> _Made:
 
 
 def _index(view: AtenView) -> _Made:
-    """One list of places, of something that has no rows."""
+    """Indexing by one list of positions."""
     given = view.given
     places = [(at, each) for at, each in enumerate(given["indices"]) if each is not None]
     if len(places) != 1 or places[0][1].meta["val"].dtype is torch.bool:
@@ -250,7 +250,7 @@ def _permuted(order: Callable[[AtenView, int], Sequence[int]]) -> Callable[[Aten
 
 
 def _exchanged(a: Any, b: Any, rank: int) -> list[int]:
-    if not rank:  # torch lets axes of a number be exchanged
+    if not rank:  # torch allows this for 0-d tensors
         return []
     order, first, second = list(range(rank)), _axis(a) % rank, _axis(b) % rank
     order[first], order[second] = second, first
@@ -319,7 +319,7 @@ _POINTWISE = frozenset(
         *("log_sigmoid", "threshold", "masked_fill", "square", "logical_not", "rsub", "true_divide", "floor_divide"),
     )
 )
-"""What torch's tag leaves out."""
+"""Pointwise operators without torch's tag."""
 _SIZED = frozenset(
     (
         *("view", "reshape", "_unsafe_view", "unflatten", "flatten", "expand", "broadcast_to", "repeat", "tile"),
@@ -327,7 +327,7 @@ _SIZED = frozenset(
         *("new_zeros", "new_ones", "new_full", "new_empty"),
     )
 )
-"""Operators whose numbers are shapes, which they find again for the rows that they have."""
+"""Operators with number arguments that are shapes, which they adapt to the number of their rows."""
 
 
 def _table() -> dict[str, Callable[[AtenView], _Made]]:
@@ -381,7 +381,7 @@ def _table() -> dict[str, Callable[[AtenView], _Made]]:
         (lambda view: _first(view, (1,)), "prelu _prelu_kernel"),
         (_mixes("takes bags with offsets, which lie across rows"), "embedding_bag _embedding_bag"),
         (_mixes(found), "nonzero unique unique_dim unique_consecutive _unique2 masked_select nms"),
-        (_mixes("reads memory that nobody has written"), "empty empty_like new_empty"),
+        (_mixes("reads uninitialised memory"), "empty empty_like new_empty"),
     )
     return {name: rule for rule, names in groups for name in names.split()}
 

@@ -15,13 +15,13 @@ from msgspec import UNSET, Struct
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
-from cotenant.execute.opener import engine_of
+from cotenant.execute.open_model import engine_of
 from cotenant.execute.protocol import Loaded
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.load_spec import VersionFacts
-from cotenant.measure.opening import remember_verdict
+from cotenant.measure.opened_model import remember_verdict
 from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.types import Tenant
@@ -188,7 +188,7 @@ class ServedModel:
                 "tenant": {"string_value": self.tenant.name},
                 "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.shapes])},
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
-                "merging": {"string_value": self.merging.told},
+                "merging": {"string_value": self.merging.summary},
             },
         }
         kind = "cores" if self.opened.device == CPU else "sms"

@@ -19,7 +19,7 @@ from cotenant.execute.protocol import ModelExecutor
 from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
-from cotenant.measure.opening import remember_verdict, verdicts
+from cotenant.measure.opened_model import remember_verdict, verdicts
 from cotenant.measure.quick_profiles import QuickProfiles
 from cotenant.repository import ModelVersion, check_owners, find_versions, quick_profiles_path, within
 from cotenant.serve.engine.reorganise import spec_of

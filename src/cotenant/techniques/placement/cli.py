@@ -197,7 +197,7 @@ def measured_ratio(
     """
     from cotenant.execute.strategy import VersionTrial
     from cotenant.measure.inputs import make_inputs
-    from cotenant.measure.opening import open_version
+    from cotenant.measure.opened_model import open_version
     from cotenant.measure.solo import CORES
     from cotenant.repository import default_version, graphs_path
     from cotenant.techniques.placement.execute.placeable import Placeable

@@ -25,7 +25,7 @@ from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.load_spec import VersionFacts, facts_of
 from cotenant.measure.loader import stored_or_measured
-from cotenant.measure.opening import open_version
+from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor

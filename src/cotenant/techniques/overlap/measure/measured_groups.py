@@ -21,7 +21,7 @@ from cotenant.execute.layout import cores_alone, lanes_of
 from cotenant.execute.threads.lanes import Lane
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import OpenedModel, open_profiled
+from cotenant.measure.opened_model import OpenedModel, open_profiled
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import groups_path, overlap_path

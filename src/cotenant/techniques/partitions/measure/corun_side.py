@@ -198,7 +198,7 @@ class _Models:
         return lambda: to_numpy(runner.run(*whole, inputs, threads))
 
     def _opened(self, tenant: str) -> Any:
-        from cotenant.measure.opening import open_version
+        from cotenant.measure.opened_model import open_version
 
         found = self._open.pop(tenant, None)
         while found is None and len(self._open) >= _KEPT_MODELS:

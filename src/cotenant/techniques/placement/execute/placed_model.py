@@ -87,7 +87,7 @@ class PlacedModel(Placeable):
         )
         return inner.outputs_of(values)
 
-    def take_pieces(self) -> tuple[PieceTime, ...]:
+    def take_task_times(self) -> tuple[PieceTime, ...]:
         """What the last run on this thread ran by a placement, once."""
         pieces: tuple[PieceTime, ...] = self._told.__dict__.pop("pieces", ())
         return pieces

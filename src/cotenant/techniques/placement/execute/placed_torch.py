@@ -151,7 +151,7 @@ class PlacedStream:
 
             made.replays[at], outputs = self.streams.capture(work)
             made.tensors.update(outputs)
-        made.tensors = dict(self.streams.lend(made.tensors))
+        made.tensors = dict(self.streams.unowned(made.tensors))
         self.warm(inputs, rows, made)
         return made
 

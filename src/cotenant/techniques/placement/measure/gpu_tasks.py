@@ -20,7 +20,7 @@ from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import OpenedModel
+from cotenant.measure.opened_model import OpenedModel
 from cotenant.measure.solo import Effort, in_turns
 from cotenant.techniques.placement.execute.placed_torch import copy_times
 from cotenant.techniques.placement.measure.tasks import chain_times, divided, hand_over_ns, tensors_of_run

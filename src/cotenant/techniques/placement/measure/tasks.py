@@ -37,7 +37,7 @@ from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.opening import OpenedModel, open_version
+from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.solo import CORES, Effort
 from cotenant.profile.device import this_device
 from cotenant.repository import default_version, tasks_path

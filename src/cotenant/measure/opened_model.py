@@ -1,4 +1,4 @@
-"""Opening models of a repository, and measuring them: what serving and profiling have in common."""
+"""Opens models of a repository and checks which profiles hold for them; for serving and profiling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType, structs
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.contents import file_digest
-from cotenant.execute.opener import engine_of, open_model
+from cotenant.execute.open_model import engine_of, open_model
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
@@ -46,18 +46,18 @@ from cotenant.repository.sources import check_not_empty
 from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
-"""Where nobody says otherwise."""
+"""Default of `segments.max_ms`."""
 _rows_log = logging.getLogger("cotenant.rows")
 _verdicts: dict[str, Merging] = {}
 _MOST_VERDICTS = 256
-"""Verdicts kept in this process, by digest: a model that is loaded again is tried once."""
+"""Verdicts kept in this process, by digest: a model that is loaded again is not tried again."""
 _SEGMENTS_PER_SLO = 10
-"""On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
+"""Segments for each SLO on a GPU, where most models end within LONGEST_SEGMENT_MS: enough cuts to pause a launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model version that can run, with the shapes at which it is profiled and what identifies it."""
+    """A model version that can run, with the shapes at which it is profiled and the digest that identifies it."""
 
     found: ModelVersion
     runner: Runner
@@ -65,23 +65,24 @@ class OpenedModel:
     digest: str
     device: str = CPU
     gains: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """By run strategy that it follows: sizes of the shares where it does, and the part of the time of a plain run that
-    it takes there."""
+    """By run strategy that the model follows: by size of share, latency with the strategy over that of a plain run."""
     samples: Samples = NO_SAMPLES
     merging: Merging = SINGLE
-    """Whether its queries may be merged; where not, `found.config.model.max_batch` is 1, whatever the file says."""
-    _told: list[tuple[tuple[int, ...], ...] | UnsetType] = field(default_factory=list, compare=False, repr=False)
+    """Whether its queries may be merged; if not, `found.config.model.max_batch` is 1, whatever the file says."""
+    _known_splits: list[tuple[tuple[int, ...], ...] | UnsetType] = field(
+        default_factory=list, compare=False, repr=False
+    )
 
     @property
     def splits(self) -> tuple[tuple[int, ...], ...] | UnsetType:
-        """See Tenant. Told when it is first asked for, while the model is open: a valid profile has it already."""
-        if not self._told:
+        """See `Tenant`; computed at the first read, while the model is open. A valid profile has it already."""
+        if not self._known_splits:
             is_merged = self.found.config.model.max_batch > 1
-            self._told.append(_splits(self.runner, self.shapes) if is_merged else UNSET)
-        return self._told[0]
+            self._known_splits.append(_splits(self.runner, self.shapes) if is_merged else UNSET)
+        return self._known_splits[0]
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
-        """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
+        """Points to measure: each partition size of the lanes, and one core of a CPU."""
         shares = {lane.size: lane for lane in reversed(lanes)}
         if lanes[0].device == CPU:
             shares.setdefault(1, Share(lanes[0].cores[:1]))
@@ -113,7 +114,7 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
 
 
 def has_batches(profile: ModelProfile, opened: OpenedModel) -> bool:
-    """Whether a profile has the largest batch of a model: one that was made while merging was refused has not."""
+    """Whether a profile has the largest batch of a model; one made while merging was refused lacks it."""
     largest = opened.found.config.model.max_batch
     return max((point.items for point in profile.points), default=largest) >= largest
 
@@ -123,8 +124,8 @@ def open_version(
 ) -> OpenedModel:
     """Load the graph onto a device and check the configuration against it.
 
-    Unless `placed` is False the model follows what run strategies find to gain; `shares` are those of a GPU in which it
-    may. Raises ModelError or ConfigError.
+    Unless `placed` is False the model follows run strategies that gain; `shares` are those of a GPU that it may use.
+    Raises ModelError or ConfigError.
     """
     opened = open_untried(root, found, target)
     try:
@@ -139,7 +140,7 @@ def open_version(
 def open_untried(
     root: Path, found: ModelVersion, target: TargetDevice = CORES, *, is_draft: bool = False
 ) -> OpenedModel:
-    """Load the graph onto a device and check shapes and samples of the configuration against it.
+    """Load the graph onto a device and check the declared shapes and samples against it.
 
     Runs nothing, unless `is_draft` asks for a first configuration (`drafted`). Raises ModelError or ConfigError.
     """
@@ -159,16 +160,16 @@ def open_untried(
 
 
 def judge_rows(root: Path, opened: OpenedModel) -> OpenedModel:
-    """Find out whether queries may be merged; where not, `max_batch` is 1.
+    """Judge whether queries may be merged; if not, `max_batch` becomes 1.
 
-    Raises ConfigError where a first dimension is fixed.
+    Raises ConfigError when a first dimension is fixed.
     """
     merging = _judged(root, opened)
     return replace(opened, found=merged_as(opened.found, merging), merging=merging)
 
 
 def merged_as(found: ModelVersion, merging: Merging) -> ModelVersion:
-    """The version with `max_batch` 1 where merging is not allowed."""
+    """The version, with `max_batch` 1 if merging is not allowed."""
     if merging.is_allowed:
         return found
     model = structs.replace(found.config.model, max_batch=1)
@@ -182,7 +183,7 @@ def follow_gains(
     shares: Sequence[Share],
     tell: Callable[[str], None] = lambda _: None,
 ) -> OpenedModel:
-    """Let the model follow what run strategies find to gain, measured where it was not; `tell` is told what, before.
+    """Let the model follow run strategies that gain, measured if that is unknown; `tell` gets each name before.
 
     `shares` are those of a GPU. Raises ModelError.
     """
@@ -205,7 +206,7 @@ def _inputs(runner: Runner, is_batched: bool, samples: Samples, shape: DeclaredS
 
 
 def arithmetic_of(found: ModelVersion) -> Arithmetic:
-    """How the configuration says that the model computes."""
+    """The configured arithmetic of a version."""
     return Arithmetic(found.config.model.precision, found.config.model.channels_last)
 
 
@@ -216,7 +217,7 @@ def _digest(
     samples: Samples,
     gains: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
 ) -> str:
-    """What a profile is of: the content of the model's files, and what its latency depends on beside them."""
+    """Key of a profile: the content of the model's files, and everything else that its latency depends on."""
     model, arithmetic = found.config.model, arithmetic_of(found)
     with runner.files[0].open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
@@ -233,22 +234,23 @@ def _digest(
     for name in gains:
         content.update(msgspec.json.encode(follows[name]))
     package = engine_of(found.path).package
-    if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
+    if package != "onnxruntime":  # its version is in the device's fingerprint
         content.update(_version(package).encode())
     content.update(samples.digest.encode())
     return content.hexdigest()[:16]
 
 
 def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:
-    """Runs of units that may have a part of the rows, at every declared shape; none where shapes cannot be told."""
-    if not hasattr(runner, "row_graph"):  # of a format of another package
+    """Runs of units that may run for some of the rows, equal at every declared shape; unset if they are unknown."""
+    if not hasattr(runner, "row_graph"):  # a format of another package
         return UNSET
     try:
         found = [runner.row_graph(shape).runs for shape in shapes]
-    except Exception as error:  # of whatever file: a model that cannot run in chunks is still one that can be served
-        is_told = isinstance(error, CotenantError)
+    except Exception as error:  # for any file: a model that cannot run in chunks can still be served
+        is_expected = isinstance(error, CotenantError)
         text = "model %r: which units treat every row by itself is not known: %s"
-        _rows_log.log(logging.INFO if is_told else logging.WARNING, text, runner.name, error, exc_info=not is_told)
+        level = logging.INFO if is_expected else logging.WARNING
+        _rows_log.log(level, text, runner.name, error, exc_info=not is_expected)
         return UNSET
     return found[0] if all(each == found[0] for each in found) else UNSET
 
@@ -256,9 +258,9 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
 def open_all(
     root: Path, errors: dict[str, str], target: TargetDevice = CORES, shares: Sequence[Share] = ()
 ) -> dict[str, OpenedModel]:
-    """All versions of all models of a repository, by tenant; `errors` gets, by model, why some are left out.
+    """All versions of all models of a repository, by tenant. `errors` gets the reasons of omissions, by model.
 
-    Raises ConfigError when there is no model at all.
+    Raises ConfigError when there is no model.
     """
     names = model_names(root)
     if not names:
@@ -293,7 +295,7 @@ def _open_each(
 
 @contextmanager
 def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Iterator[dict[str, OpenedModel]]:
-    """All models whose profile holds here, by tenant, until the block ends. `errors` gets why others are left out.
+    """All models with a valid profile, by tenant, until the block ends. `errors` gets the reasons of omissions.
 
     Raises ConfigError when there is none.
     """
@@ -305,9 +307,9 @@ def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Itera
             if known is not None and is_of(known, profile.device, each):
                 valid[name] = each
             else:
-                errors[each.found.model] = f"{name}: has no profile that holds here; run 'cotenant profile'"
+                errors[each.found.model] = f"{name}: has no valid profile on this device; run 'cotenant profile'"
         if not valid:
-            raise ConfigError(f"{root}: no model has a profile of this device; run 'cotenant profile' first")
+            raise ConfigError(f"{root}: no model has a valid profile on this device; run 'cotenant profile' first")
         yield valid
     finally:
         for each in opened.values():
@@ -315,7 +317,7 @@ def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Itera
 
 
 def _judged(root: Path, opened: OpenedModel) -> Merging:
-    """Whether queries of the model may be merged: from the profile of this very model, else judged now."""
+    """Whether queries of the model may be merged: from a valid profile, else judged now."""
     found, digest, model = opened.found, opened.digest, opened.found.config.model
     if model.max_batch == 1:
         return SINGLE
@@ -328,17 +330,17 @@ def _judged(root: Path, opened: OpenedModel) -> Merging:
         text = "model %r: its queries run alone (max_batch = 1, where config.toml has %d): %s"
         _rows_log.warning(text, found.model, model.max_batch, known.reason)
     elif known.verdict == "trusted":
-        _rows_log.warning("model %r: queries are merged unproven: %s", found.model, known.reason)
+        _rows_log.warning("model %r: queries are merged without a proof: %s", found.model, known.reason)
     return known
 
 
 def verdicts() -> dict[str, Merging]:
-    """The verdicts on merging that this process knows, by digest: those of trials, and those that came of serving."""
+    """The verdicts on merging that this process knows, by digest: from trials and from serving."""
     return dict(_verdicts)
 
 
 def remember_verdict(digest: str, merging: Merging) -> None:
-    """Keep a verdict for the life of this process; it goes before that of the profile."""
+    """Keep a verdict for the life of this process; it takes precedence over that of the profile."""
     _verdicts.pop(digest, None)
     _verdicts[digest] = merging
     if len(_verdicts) > _MOST_VERDICTS:
@@ -346,7 +348,7 @@ def remember_verdict(digest: str, merging: Merging) -> None:
 
 
 def _profiled_merging(root: Path, opened: OpenedModel) -> Merging | None:
-    """What the repository's profile, if it was made here and by this version of cotenant, says of this very model."""
+    """The verdict in the repository's profile, if this version of cotenant made it on this device."""
     path = profile_path(root)
     if not path.exists():
         return None
@@ -367,9 +369,9 @@ def _version(package: str) -> str:
 
 
 def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
-    """Whether a profile that was measured on `device` holds for this model, here and now.
+    """Whether a profile that was measured on `device` holds for this model on this device.
 
-    The number of cores is left out: a process that may use fewer of them still finds each as fast.
+    The number of cores may differ: a process with fewer cores still finds each of them as fast.
     """
     here = this_device(opened.device)
     package = engine_of(opened.found.path).package

@@ -1,7 +1,8 @@
-"""The tensors of a batch that runs in parts: launches of some of its rows or of its units, side by side.
+"""Tensors of a batch that runs as several tasks: launches of some of its rows or units, side by side.
 
-Which units may run for some of the rows, `graph.rewrite` tells and the core holds policies to it; here tensors are
-taken apart, and put together, along their first dimension, and what has no row for every row is refused.
+`graph.rewrite` finds the units that may run for some of the rows, and the core checks policies by it. This module
+splits and joins tensors along their first dimension, and refuses tensors that do not have one row for each row of the
+batch.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
 _Named = Mapping[str, Any]
-_Piece = tuple[int, int, _Named, int | None]
-"""The first row and the one behind the last, their tensors, and which launch makes them, where it is on its way."""
+_Made = tuple[int, int, _Named, int | None]
+"""First row, end of the rows, their tensors, and the launch that still computes them, else None."""
 
 
-class Parts:
-    """What the parts of one batch need of each other. Its owner serialises the calls that write.
+class BatchTasks:
+    """Tensors that the tasks of one batch pass to each other. The owner serialises calls that write.
 
-    `base` are the tensors live before unit `begin`, with which the parts begin; before unit 0 the inputs of the model.
-    A part gives what its units make; tensors of `base` that live on are joined with that here.
-    Where launches are submitted behind others, what they make is there before they have ended: who reads it says which
-    launches the device puts before his own. `form` is what an executor notes of the batch.
+    `base` are the tensors live before unit `begin`, where the tasks begin: before unit 0 the inputs. A task adds the
+    tensors of its units. On a device, a launch is submitted before its predecessors have ended, so a reader names the
+    launches that run before its own. `form` is a note of the executor.
     """
 
     def __init__(self, items: int, base: _Named, begin: int, form: Any = None) -> None:
@@ -39,42 +39,45 @@ class Parts:
         self.items = items
         self._begin = self._end = begin
         self._inputs = () if begin else tuple(base)
-        self._made: list[_Piece] = [(0, items, base, None)]
+        self._made: list[_Made] = [(0, items, base, None)]
         self._whole: dict[str, Any] = {}
         self._under_way: set[int] = set()
         self._area = 0
-        """Rows times units of the parts that have ended."""
+        """Sum of rows times units of the tasks that have ended."""
         self._reaches_end = False
 
-    def rows(self, work: Work | None = None, before: Collection[int] = ()) -> PartRows:
-        """What is known of the rows of this work, by default of all, as it is now; nothing is copied yet."""
+    def rows(self, work: Work | None = None, before: Collection[int] = ()) -> TaskRows:
+        """The known tensors for the rows of this work, by default all rows; copies nothing yet.
+
+        `before` are launches that have ended on the device when the work begins, so that their tensors may be read.
+        """
         first, last = work.rows if work is not None and work.rows else (0, self.items)
         is_first = work is not None and work.start == 0 and bool(self._inputs)
         hidden = self._under_way.difference(before)
         made = tuple(each for each in self._made if each[3] not in hidden) if hidden else tuple(self._made)
-        return PartRows(made, first, last, self._inputs if is_first else None)
+        return TaskRows(made, first, last, self._inputs if is_first else None)
 
     @property
     def base(self) -> _Named:
-        """What the first of them begins with; nothing once one has ended, since all is there then where they run."""
+        """The tensors that the first task begins with; {} once a task has ended, since the worker then has them all."""
         return self._made[0][2] if len(self._made) == 1 else {}
 
     def trim(self, held: int) -> None:
-        """Leave out rows beyond those of the batch, of which tensors that were padded have `held`."""
+        """Remove padding from the first tensors: `held` is their number of rows with padding."""
         base = self._made[0][2]
         trimmed = {name: each[: self.items] if each.ndim and len(each) == held else each for name, each in base.items()}
         self._made[0] = 0, self.items, trimmed, None
 
     def submit(self, work: Work, tensors: _Named, launch: int) -> None:
-        """A launch was submitted that will have made these when its device has come so far, and `end` was called."""
+        """Add tensors that a launch makes, valid once the device has run it; `end` is called when it has ended."""
         self._under_way.add(launch)
         first, last = work.rows or (0, self.items)
         self._made.append((first, last, tensors, launch))
 
     def end(self, launch: Launch | Run, whole: _Named) -> bool:
-        """A launch that was submitted has ended. Gives whether the model has run to its end for all rows.
+        """Record that a submitted launch has ended. Returns whether all rows have run to the model's end.
 
-        `whole` are tensors that are the same for every part: constants, and what was joined elsewhere.
+        `whole` are tensors that are the same for every task: constants, and outputs that were joined elsewhere.
         """
         work = launch.work
         first, last = work.rows or (0, self.items)
@@ -86,38 +89,38 @@ class Parts:
         return self._reaches_end and self._area == self.items * (self._end - self._begin)
 
     def outputs(self, names: Collection[str]) -> _Named:
-        """These outputs of all rows as arrays, whichever part made them, and what is the same for every part.
+        """These outputs of all rows as arrays, joined from all tasks.
 
-        Raises RowsError where one is missing, or its rows cannot be put together.
+        Raises RowsError where an output is missing, or its rows cannot be joined.
         """
         made = [
             (first, last, to_numpy({name: tensors[name] for name in names if name in tensors}), None)
             for first, last, tensors, _ in self._made
         ]
-        found = {**PartRows(made, 0, self.items).tensors(), **self._whole}
+        found = {**TaskRows(made, 0, self.items).tensors(), **self._whole}
         missing = [name for name in names if name not in found]
         if missing:
-            raise RowsError(f"output {missing[0]!r} is missing for some of the {self.items} rows of a batch in parts")
+            raise RowsError(f"output {missing[0]!r} is missing for some of the {self.items} rows of a split batch")
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class PartRows:
-    """Rows [first, last) of tensors that parts have made, each by some of them. `inputs`: of these tensors alone."""
+class TaskRows:
+    """Rows [first, last) of tensors that several tasks made. `inputs`, if set: only these tensors."""
 
-    made: Sequence[_Piece]
+    made: Sequence[_Made]
     first: int
     last: int
     inputs: tuple[str, ...] | None = None
 
     def tensors(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """Each tensor of which all these rows are there, by default, or of these names those that are.
+        """Tensors of which all these rows exist; with `names`, those among them.
 
-        Raises RowsError where rows are not told apart.
+        Raises RowsError for a tensor that does not have one row for each row.
         """
         first, last = self.first, self.last
         found: dict[str, Any] = {}
-        pieces: dict[str, list[tuple[int, int, Any]]] = {}
+        chunks: dict[str, list[tuple[int, int, Any]]] = {}
         wanted = self.inputs if names is None else [name for name in self.inputs or names if name in names]
         for begin, end, tensors, _ in self.made:
             chosen = tensors if wanted is None else [name for name in wanted if name in tensors]
@@ -129,9 +132,9 @@ class PartRows:
                 low, high = max(begin, first), min(end, last)
                 for name in chosen:
                     cut = _cut(name, tensors[name], begin, end, low, high)
-                    pieces.setdefault(name, []).append((low, high, cut))
-        for name, each in pieces.items():
-            each.sort(key=lambda piece: piece[0])
+                    chunks.setdefault(name, []).append((low, high, cut))
+        for name, each in chunks.items():
+            each.sort(key=lambda chunk: chunk[0])
             if sum(high - low for low, high, _ in each) == last - first:
                 cuts = [cut for _, _, cut in each]
                 found[name] = _joined(cuts) if cuts[0].ndim else cuts[0]
@@ -141,11 +144,11 @@ class PartRows:
 def _cut(name: str, tensor: Any, begin: int, end: int, first: int, last: int) -> Any:
     """Rows [first, last) of a tensor that has rows [begin, end)."""
     array = tensor if _is_torch(tensor) else to_numpy({name: tensor})[name]
-    if array.ndim == 0:  # a number, whatever the rows
+    if array.ndim == 0:  # a number, the same for all rows
         return array
     if array.shape[0] != end - begin:
         text = f"tensor {name!r} has shape {array.shape}, expected {end - begin} rows"
-        raise RowsError(f"{text}: its batch cannot run in parts of its rows there")
+        raise RowsError(f"{text}: its batch cannot run as chunks of rows there")
     return array[first - begin : last - begin]
 
 
@@ -154,7 +157,7 @@ def _is_torch(tensor: Any) -> bool:
 
 
 def _joined(cuts: Sequence[Any]) -> Any:
-    """Rows below each other, on the device on which they are."""
+    """Row chunks as one tensor, on their device."""
     if not _is_torch(cuts[0]):
         return np.concatenate(cuts)
     import torch

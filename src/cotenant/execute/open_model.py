@@ -1,4 +1,4 @@
-"""Opening a model file with the engine of its format, to be run as the registered run strategies say."""
+"""Opens a model file with the engine of its format and the registered run strategies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cotenant.work import CPU
 
 
 def engine_of(path: Path) -> Format:
-    """The format of the file, which names the engine that runs it. Raises ModelError for a suffix that none has."""
+    """The format of the file, which names its engine. Raises ModelError for an unknown suffix."""
     known = formats()
     found = known.get(path.suffix)
     if found is None:
@@ -32,14 +32,14 @@ def open_model(
     content: str = "",
     arithmetic: Arithmetic = Arithmetic(),
 ) -> Runner:
-    """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format and the run strategies.
+    """Open the model file at `path` on the CPU, or on "cuda:N".
 
-    `name` is for messages, by default the file's stem; `cache_dir` is where copies of its files, and what the engine
-    prepares, are kept. `content` is "", or the name of the folder in there that an earlier opening gave (`graph_path`):
-    that is opened, whatever lies at `path` by now.
+    Copies of its files and the engine's prepared graph are kept in `cache_dir`. `name` is for messages, by default the
+    file's stem. `content` is "", or the folder name (of `graph_path`) of an earlier call, which is opened whatever is
+    at `path` now.
 
-    Raises ModelError when the file cannot be read or run, is not the one with that `content`, its engine is not
-    installed, or knows nothing of such an `arithmetic`.
+    Raises ModelError when the file cannot be read or run, or its content is not `content`. Raises it when the engine is
+    not installed, or does not support `device` or `arithmetic`.
     """
     engine = engine_of(path)
     if importlib.util.find_spec(engine.package) is None:
@@ -48,7 +48,7 @@ def open_model(
         others = [each.suffix for each in formats().values() if device.partition(":")[0] in each.devices]
         raise ModelError(
             path,
-            f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
+            f"{engine.package} runs it only on {' and '.join(engine.devices)}",
             f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
         )
     is_exact = arithmetic.precision in ("fp32", "tf32")
@@ -56,7 +56,7 @@ def open_model(
         which = "channels_last is true" if is_exact else f"precision is {arithmetic.precision!r}"
         suffixes = " or ".join(each.suffix for each in formats().values() if each.has_arithmetic)
         raise ModelError(
-            path, f"{which}, and {engine.package} runs it as it is", f"Leave that out, or export it as {suffixes}"
+            path, f"{which}, which {engine.package} cannot change", f"Leave that out, or export it as {suffixes}"
         )
     file = ModelFile(path, cache_dir, name, device, content, arithmetic)
     opened = partial(_by_engine, engine, file)
@@ -68,5 +68,5 @@ def open_model(
 def _by_engine(engine: Format, file: ModelFile) -> Runner:
     more = {"arithmetic": file.arithmetic} if engine.has_arithmetic else {}
     given = {"cache_dir": file.cache_dir, "name": file.name, "device": file.device, "content": file.content}
-    made: Runner = resolve_name(engine.opener)(file.path, **given, **more)
+    made: Runner = resolve_name(engine.factory)(file.path, **given, **more)
     return made

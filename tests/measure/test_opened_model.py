@@ -15,8 +15,8 @@ from torch import nn
 
 from cotenant.config import load_server_config
 from cotenant.errors import ConfigError
-from cotenant.measure import opening
-from cotenant.measure.opening import OpenedModel, open_version
+from cotenant.measure import opened_model
+from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.merging import SINGLE
@@ -120,8 +120,8 @@ def test_a_verdict_is_kept_in_the_profile_and_in_the_process(tmp_path: Path, mon
     assert {point.items for point in made.models["good"].points} == {1, 2, 4}
     assert made.models["m"].merged_rows(4) == 1
     assert made.models["good"].merged_rows(4) == 4
-    opening._verdicts.clear()
-    monkeypatch.setattr(opening, "judge_merging", lambda *_: pytest.fail("tried again"))
+    opened_model._verdicts.clear()
+    monkeypatch.setattr(opened_model, "judge_merging", lambda *_: pytest.fail("tried again"))
     for name in ("m", "good"):
         again = open_version(root, find_versions(root, name)[0])
         assert again.merging == made.models[name].merging
