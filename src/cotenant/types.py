@@ -55,11 +55,11 @@ class LossCause(StrEnum):
     """It waited behind another tenant, or was given up for it."""
     SLOW = "slow"
     """Launches of its tenant ran longer than the profile says."""
-    STOLEN = "stolen"
+    STEAL_TIME = "steal_time"
     """Cores were taken by something else: launches ran longer than the profile says, but not on the processor."""
     SLO = "slo"
     """The profile says that it takes longer than its SLO."""
-    DOOR = "door"
+    FRONT_END = "front_end"
     """It came to the core late: its request was read, decoded or queued at a front-end until then. Or never, as the
     front-ends had no room for its body."""
     REPLY = "reply"

@@ -22,6 +22,8 @@ from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import contention_path, profile_path
+from cotenant.trace.lost import CAUSE_NAMES
+from cotenant.types import LossCause
 from cotenant.world.contention import Traffic
 from installed import known
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
@@ -262,10 +264,10 @@ def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: P
     assert len(told["losses"]) == lost
     assert told["bound"] | {"missing_events": 0} == one_object(run("bound", path, "--json")[1])
     assert "could be answered in time" in out
-    assert all(cause in out for causes in told["lost"].values() for cause in causes)
+    assert all(CAUSE_NAMES[LossCause(cause)] in out for causes in told["lost"].values() for cause in causes)
     loss = told["losses"][-1]
     story = run("explain", loss["query"], path)[1].splitlines()
-    assert story[-1].startswith(f"Lost by {loss['cause']}: ")
+    assert story[-1].startswith("Cause: ")
     assert run("explain", "--lost", trace)[1] == "No query was lost: all that ended were answered in time.\n"
 
 

@@ -35,7 +35,7 @@ from cotenant.trace.basis import GroupBeliefs
 from cotenant.trace.explain import Explanation, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
-from cotenant.work import Machine, PieceTime, Round, Slot
+from cotenant.work import Machine, Round, Slot, TaskTime
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 from strict_engine import StrictEngine as Engine
@@ -284,15 +284,15 @@ def test_the_lanes_of_a_launch_that_ran_by_a_placement(tmp_path: Path) -> None:
     pieces = [[[0, 1], 4, 0, 4 * MS], [[0], 3, 4 * MS, 8 * MS], [[1], 2, 4 * MS, 6 * MS], [[0], 1, 8 * MS, 10 * MS]]
     lines = path.read_text().splitlines()
     ended = next(number for number, line in enumerate(lines) if '"LaunchEnded"' in line)
-    assert '"pieces"' not in lines[ended]  # of a launch as any other
-    lines[ended] = lines[ended].replace('"error":null', f'"error":null,"pieces":{json.dumps(pieces)}')
+    assert '"task_times"' not in lines[ended]  # of a launch as any other
+    lines[ended] = lines[ended].replace('"error":null', f'"error":null,"task_times":{json.dumps(pieces)}')
     path.write_text("\n".join(lines) + "\n")
     told = explain(read(path)[1], 0)
     assert isinstance(told, Explanation)
-    assert told.launches[0].pieces[2] == PieceTime((1,), 2, 4 * MS, 6 * MS)
+    assert told.launches[0].task_times[2] == TaskTime((1,), 2, 4 * MS, 6 * MS)
     assert told.sentences()[-2:] == [
-        f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 pieces",
-        f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 pieces",
+        f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 tasks",
+        f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 tasks",
     ]
 
 

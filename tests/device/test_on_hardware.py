@@ -173,8 +173,8 @@ def test_on_hardware_a_placement_runs_over_the_stream_and_cores(tmp_path: Path, 
         assert [error for error, _ in told if error] == []
         pieces = model.pieces(lane.size)
         for _, timing in told:
-            assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
-            assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
+            assert [each.units for each in timing.task_times] == [len(piece.units) for piece in pieces]
+            assert all(0 <= each.start_ns <= each.end_ns for each in timing.task_times)
         with open_placed_torch(tmp_path / "wide.pt2") as on_cpu:
             for query, each in enumerate(inputs):
                 got = executor.take(query)

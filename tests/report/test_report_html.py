@@ -128,12 +128,12 @@ def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
 
 def test_what_was_lost_is_shown_by_cause(tmp_path: Path) -> None:
     account = LossAccount(tables({"<b>a": 1}), TWO_LANES)
-    for cause, whom in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.DOOR, "")):
-        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, whom))
+    for cause, culprit in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.FRONT_END, "")):
+        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, culprit))
     text, reader = read(tmp_path, [run("edf", 90)], losses={"edf": account})
     shown = " ".join("".join(reader.text).split())
     assert "What was lost, and why" in shown
-    assert "tenantlostneighbourdoor<b>a321" in shown.replace(" ", "")
+    assert "tenantlostothertenantsfrontend<b>a321" in shown.replace(" ", "")
     assert "<b>a lost 2 to <i>b" in shown
     assert "<i>b" not in text
     assert "What was lost" not in read(tmp_path, [run("edf", 90)])[0]

@@ -384,7 +384,7 @@ def test_a_miss_of_the_slo_is_one_line_with_its_cause(caplog: pytest.LogCaptureF
     assert caplog.messages == []  # not on the way of queries
     clock.run()
     assert caplog.messages == [
-        "tenant 'a' begins to miss its SLO of 100 ms: 6 of its last 6 queries, most of them by neighbour"
+        "tenant 'a' begins to miss its SLO of 100 ms: 6 of its last 6 queries (main cause: other tenants)"
     ]
     text = turn_text("a", SLO_NS, Turn(False, 1, 100, 34, 12_300 * MS))
     assert text == "tenant 'a' meets its SLO of 100 ms again: 34 queries missed it in 12.3 s"

@@ -203,7 +203,7 @@ def test_each_event_is_written_in_order_or_counted(
         for events, is_open, pieces in steps:
             (gate.open.set if is_open else gate.open.clear)()
             for _ in range(events):
-                recorder(number, LaunchEnded(number, pieces=((),) * pieces), [], None)  # type: ignore[arg-type]
+                recorder(number, LaunchEnded(number, task_times=((),) * pieces), [], None)  # type: ignore[arg-type]
                 number += 1
             recorder(number, TenantRemoved("a", "gone"), [], None)
             tenants.add(number)

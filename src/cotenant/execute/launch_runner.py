@@ -12,7 +12,7 @@ from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.team import Team
-from cotenant.work import PieceTime, Share
+from cotenant.work import Share, TaskTime
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
@@ -64,8 +64,8 @@ class LaunchRunner:
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
-        pieces: tuple[PieceTime, ...] = ()
-        stolen_ns = 0
+        pieces: tuple[TaskTime, ...] = ()
+        steal_ns = 0
         try:
             if isinstance(batch, Exception):
                 raise batch
@@ -98,7 +98,7 @@ class LaunchRunner:
                 start = end
             ran = time.perf_counter_ns()
             if share.size == 1 and not team:  # else threads of the engine work, too, and wait for each other
-                stolen_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
+                steal_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
             take_pieces = getattr(model, "take_pieces", None)
             pieces = () if take_pieces is None else take_pieces()
             if part is not None:
@@ -116,7 +116,7 @@ class LaunchRunner:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
         output_ns = time.perf_counter_ns() - ran
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, pieces, stolen_ns))
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, pieces, steal_ns))
         if launch.stops:  # only now nobody asks for more
             with self._lock:
                 self._grown.pop(launch.id, None)

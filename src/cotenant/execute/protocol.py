@@ -17,7 +17,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.runner import Runner
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import CPU, Machine, PieceTime, Share
+from cotenant.work import CPU, Machine, Share, TaskTime
 
 MOST_ANSWER_BYTES = 2 << 30
 """Outputs of one launch, at most, where no lower limit is set."""
@@ -80,7 +80,7 @@ class LoadSpec:
 class Timing(Struct, frozen=True, gc=False):
     """Where the time of a launch went: gathering inputs, running units, splitting outputs.
 
-    `pieces` are those of a launch that ran by a placement. `stolen_ns` is how long, of the time that units ran, their
+    `task_times` are those of a placed launch. `steal_ns` is how long, of the time that units ran, their
     thread was off its core; 0 where that is not known: for several cores, and on other devices than the CPU.
     `read_ns` is when the end was read from a worker, in monotonic time; 0 where there is none.
     """
@@ -88,8 +88,8 @@ class Timing(Struct, frozen=True, gc=False):
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    pieces: tuple[PieceTime, ...] = ()
-    stolen_ns: int = 0
+    task_times: tuple[TaskTime, ...] = ()
+    steal_ns: int = 0
     read_ns: int = 0
 
 

@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 CORES = CoreTarget()
 REPEATS = 2
 """Further measurements of a point that other processes have disturbed."""
-STOLEN, STOLEN_NS = 1.05, 20_000
+STEAL_FACTOR, STEAL_NS = 1.05, 20_000
 """Wall time over processor time, and beyond it in ns, from which on others have taken the core from a thread."""
 LEAST_FLOORS = 3
 """A segment is at least so many times as long as a launch that does nothing: shorter ones cost more than they give."""
@@ -182,8 +182,8 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
             waited, began_ns, start_ns = waits(), time.thread_time_ns(), time.perf_counter_ns()
             work()  # nothing but the work is between the two looks at the wall clock
             wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
-            is_stolen = is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS and waits() == waited
-            values.append(own_ns if is_stolen else wall_ns)
+            has_steal_time = is_inline and wall_ns > STEAL_FACTOR * own_ns + STEAL_NS and waits() == waited
+            values.append(own_ns if has_steal_time else wall_ns)
     return samples
 
 

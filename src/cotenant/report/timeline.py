@@ -76,9 +76,9 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             held[work_of(launch).tenant] -= len(launch["share"]["cores"])
             bars.append(_launch_bar(launch, start, now, record.event["error"]))
             share, tenant = launch["share"], work_of(launch).tenant
-            for numbers, units, begun_ns, ended_ns in record.event.get("pieces", ()):
+            for numbers, units, begun_ns, ended_ns in record.event.get("task_times", ()):
                 for number in numbers:
-                    track = f"pieces/{lane_name(number, share['cores'], share['device'])}"
+                    track = f"tasks/{lane_name(number, share['cores'], share['device'])}"
                     bars.append(Bar(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":

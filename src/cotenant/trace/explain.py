@@ -12,7 +12,7 @@ from cotenant.core.predictor import Member
 from cotenant.gantt import Bar, busy_ns, column_ns, label_at
 from cotenant.trace import Record, TraceError, basis_of, headroom_ns, in_lines, work_of
 from cotenant.trace.basis import GroupBeliefs
-from cotenant.work import CPU, PieceTime, lane_name
+from cotenant.work import CPU, TaskTime, lane_name
 
 _DECIDED = ("Launch", "Enqueue")
 _NOTES = {
@@ -60,7 +60,7 @@ class LaunchStory:
     """What that group takes at most, where none of so many members was measured."""
     beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Tenants and cores of the launches that were decided with it: the others of its group, if it was of one."""
-    pieces: tuple[PieceTime, ...] = ()
+    task_times: tuple[TaskTime, ...] = ()
     """What ran on which core, where it ran by a placement."""
 
     def basis(self) -> str:
@@ -75,18 +75,18 @@ class LaunchStory:
         return f"; predicted as a group of {len(self.beside) + 1}{beside}{near}{bound}"
 
     def lanes(self) -> list[str]:
-        """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
-        until = max((piece.end_ns for piece in self.pieces), default=0)
+        """Timeline of a placed launch: a line for each core or GPU, with its busy times in equal columns."""
+        until = max((task.end_ns for task in self.task_times), default=0)
         lines = []
-        on_gpu = {number for piece in self.pieces for number in piece.cores}
+        on_gpu = {number for task in self.task_times for number in task.cores}
         for number in (range(len(self.cores)) if self.device == CPU else sorted(on_gpu)) if until else ():
             name = lane_name(number, self.cores, self.device)
-            mine = [piece for piece in self.pieces if number in piece.cores]
-            bars = [Bar(name, "█", piece.start_ns, piece.end_ns) for piece in mine]
+            mine = [task for task in self.task_times if number in task.cores]
+            bars = [Bar(name, "█", task.start_ns, task.end_ns) for task in mine]
             drawn = "".join(label_at(bars, *column) or "·" for column in column_ns(until, _COLUMNS))
-            units = sum(piece.units for piece in mine)
-            pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
-            lines.append(f"    {name} │{drawn}│ {_ms(busy_ns(bars))} of {_ms(until)}, {units} units in {pieces}")
+            units = sum(task.units for task in mine)
+            tasks = f"{len(mine)} task{'' if len(mine) == 1 else 's'}"
+            lines.append(f"    {name} │{drawn}│ {_ms(busy_ns(bars))} of {_ms(until)}, {units} units in {tasks}")
         return lines
 
 
@@ -291,7 +291,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             start, launch = running.pop(record.event["launch"])
             del decided[record.event["launch"]]
             if story is not None:
-                _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
+                _count(story, launch, start, now, record.event["error"], record.event.get("task_times", ()))
         elif record.kind == "TenantChanged" and story is not None and record.event["tenant"]["name"] == story.tenant:
             story.notes.append((now, "its model was reloaded: what was not in its last launch waits for the new model"))
         elif record.kind == "PolicyChanged" and story is not None:
@@ -388,7 +388,7 @@ def _pointers(
 
 
 def _count(
-    story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, pieces: Sequence[Any] = ()
+    story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, task_times: Sequence[Any] = ()
 ) -> None:
     queries = launch["queries"]
     if story.query in queries:
@@ -416,7 +416,7 @@ def _count(
                 near=launch.get("near"),
                 longest_ns=basis.get("longest_ns", 0),
                 beside=tuple([_place(each) for number, each in launch["members"].items() if number != launch["id"]]),
-                pieces=convert(pieces, tuple[PieceTime, ...]),
+                task_times=convert(task_times, tuple[TaskTime, ...]),
             )
         )
         return

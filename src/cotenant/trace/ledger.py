@@ -24,10 +24,10 @@ _NOTHING = (0, 0, 0)
 @dataclass(slots=True)
 class Delays:
     """What kept a query, in ns. `behind` is by tenant, its own included, at the pace of the profile; `slow` is by
-    tenant what launches took beyond that, and `stolen_ns` such time in which they were kept off the processor."""
+    tenant what launches took beyond that, and `steal_ns` such time in which they were kept off the processor."""
 
-    door_ns: int = 0
-    stolen_ns: int = 0
+    front_end_ns: int = 0
+    steal_ns: int = 0
     away_ns: int = 0
     """The worker of its tenant was away."""
     behind: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Delays:
     @property
     def total_ns(self) -> int:
         """All of it."""
-        parts = self.door_ns, self.stolen_ns, self.away_ns, *self.behind.values(), *self.slow.values()
+        parts = self.front_end_ns, self.steal_ns, self.away_ns, *self.behind.values(), *self.slow.values()
         return sum(parts)
 
 
@@ -45,7 +45,7 @@ class Ledger:
 
     __slots__ = (
         *("asked", "asked_at_ns", "asked_ns", "asked_squares", "away_ns", "entitlement", "held_ns", "slow_ns"),
-        "stolen_ns",
+        "steal_ns",
         "tenant",
     )
 
@@ -55,7 +55,7 @@ class Ledger:
         self.asked = self.asked_ns = self.asked_squares = 0.0
         self.asked_at_ns = 0
         """Its last queries, the slot time that they ask for, and the squares of that: sums that fade, and when."""
-        self.held_ns = self.slow_ns = self.stolen_ns = 0
+        self.held_ns = self.slow_ns = self.steal_ns = 0
         """Slot time of ended launches: as the profile says, beyond that, and beyond that off the processor."""
         self.away_ns: int | None = None
         """Since when its worker is away."""
@@ -125,7 +125,7 @@ class Inside:
             "came_ns",
             "query",
             "slow_ns",
-            "stolen_ns",
+            "steal_ns",
             "waits",
             "waits_from",
             "waits_since",
@@ -138,7 +138,7 @@ class Inside:
         self.came_ns = self.waits_since = now_ns
         self.waits_from: Held | None = held
         self.waits: list[tuple[int, Held, Held]] = []
-        self.slow_ns = self.stolen_ns = self.away_ns = 0
+        self.slow_ns = self.steal_ns = self.away_ns = 0
         self.withdrawn: tuple[LossCause, str] | None = None
         """Why the application's query was lost that it is a stage of, and that has ended."""
 
@@ -164,7 +164,7 @@ def share_out(wait_ns: int, begin: Held, end: Held, made: Delays) -> None:
     parts = {name: [max(0, new - old) for new, old in zip(each, begin.get(name, _NOTHING), strict=True)]
              for name, each in end.items()}  # fmt: skip
     total = sum(map(sum, parts.values()))
-    for name, (plain, slow, stolen) in parts.items() if total else ():
+    for name, (plain, slow, steal) in parts.items() if total else ():
         made.behind[name] = made.behind.get(name, 0) + wait_ns * plain // total
         made.slow[name] = made.slow.get(name, 0) + wait_ns * slow // total
-        made.stolen_ns += wait_ns * stolen // total
+        made.steal_ns += wait_ns * steal // total

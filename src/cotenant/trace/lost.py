@@ -17,7 +17,7 @@ quarter of what delayed it, it is whom it waited behind most.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +56,20 @@ _LEAST_PART = 0.25
 """Of all delays: what should not have been has to be so much of them to be the cause."""
 _RECENT = 64
 """Last losses of a tenant that `leading` goes by."""
+CAUSE_NAMES: Mapping[LossCause, str] = {
+    LossCause.OWN_RATE: "own load",
+    LossCause.NEIGHBOUR: "other tenants",
+    LossCause.SLOW: "slow launches",
+    LossCause.STEAL_TIME: "steal time",
+    LossCause.SLO: "SLO too short",
+    LossCause.FRONT_END: "front end",
+    LossCause.REPLY: "late response",
+    LossCause.RATE_LIMIT: "rate limit",
+    LossCause.CLIENT: "client",
+    LossCause.FAILED: "failure",
+    LossCause.GONE: "not served",
+}
+"""Names of causes in headings and log lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,7 @@ class Loss:
     ended_ns: int
     outcome: Outcome
     cause: LossCause
-    whom: str = ""
+    culprit: str = ""
     delays: Delays | None = None
 
 
@@ -89,7 +103,7 @@ class LossAccount:
     ) -> None:
         self.lost: dict[str, Counter[LossCause]] = {}
         """How many were lost by tenant or application, and cause."""
-        self.whom: Counter[tuple[str, str]] = Counter()
+        self.culprit: Counter[tuple[str, str]] = Counter()
         """How many were lost to a neighbour: by tenant and neighbour."""
         self._recent: dict[str, deque[LossCause]] = {}
         self._on_loss = on_loss
@@ -250,23 +264,23 @@ class LossAccount:
         (launch, since_ns, profile_ns), self._held = found, None
         took_ns, size = now_ns - since_ns, launch.share.size
         over_ns = max(0, round(took_ns - profile_ns))
-        stolen_ns = 0 if event.stolen_ns is UNSET else min(over_ns, event.stolen_ns)
+        steal_ns = 0 if event.steal_ns is UNSET else min(over_ns, event.steal_ns)
         if (ledger := self._ledgers.get(launch.work.tenant)) is not None:
             ledger.held_ns += size * (took_ns - over_ns)
-            ledger.slow_ns += size * (over_ns - stolen_ns)
-            ledger.stolen_ns += size * stolen_ns
+            ledger.slow_ns += size * (over_ns - steal_ns)
+            ledger.steal_ns += size * steal_ns
         goes_on = any(type(each) is Launch and each.batch == launch.batch for each in actions)
         for number in launch.queries:
             if (inside := self._inside.get(number)) is not None:
-                inside.slow_ns += over_ns - stolen_ns
-                inside.stolen_ns += stolen_ns
+                inside.slow_ns += over_ns - steal_ns
+                inside.steal_ns += steal_ns
                 if not goes_on:
                     inside.waits_since, inside.waits_from = now_ns, self._held_now(now_ns)
 
     def _held_now(self, now_ns: int) -> Held:
         """Slot time so far; what a launch under way takes beyond the profile counts when it has ended."""
         if self._held is None or self._held_at_ns != now_ns:
-            held = {name: (each.held_ns, each.slow_ns, each.stolen_ns) for name, each in self._ledgers.items()}
+            held = {name: (each.held_ns, each.slow_ns, each.steal_ns) for name, each in self._ledgers.items()}
             for launch, since_ns, profile_ns in self._running.values():
                 name = launch.work.tenant
                 if name in held:
@@ -284,10 +298,10 @@ class LossAccount:
         if inside is None or respond.outcome is Outcome.ANSWERED:
             return
         query = inside.query
-        cause, whom, delays = self._cause(inside, respond, now_ns)
+        cause, culprit, delays = self._cause(inside, respond, now_ns)
         if isinstance(query, StageQuery) and query.part_of in self._applications:
-            self._stage_lost[query.part_of] = cause, whom
-        self._lose(Loss(query.id, query.tenant, query.arrival_ns, now_ns, respond.outcome, cause, whom, delays))
+            self._stage_lost[query.part_of] = cause, culprit
+        self._lose(Loss(query.id, query.tenant, query.arrival_ns, now_ns, respond.outcome, cause, culprit, delays))
 
     def _application_ended(self, event: ApplicationEnded) -> None:
         """One is lost for the reason for which its last lost stage was; its stages that are withdrawn go with it."""
@@ -310,8 +324,8 @@ class LossAccount:
     def _lose(self, loss: Loss) -> None:
         self.lost.setdefault(loss.tenant, Counter())[loss.cause] += 1
         self._recent.setdefault(loss.tenant, deque(maxlen=_RECENT)).append(loss.cause)
-        if loss.whom:
-            self.whom[loss.tenant, loss.whom] += 1
+        if loss.culprit:
+            self.culprit[loss.tenant, loss.culprit] += 1
         if self._on_loss is not None:
             self._on_loss(loss)
 
@@ -326,7 +340,7 @@ class LossAccount:
         if respond.outcome is Outcome.CANCELLED or self._is_short(query, ledger.tenant):
             return LossCause.CLIENT, "", None
         if known is not UNSET and known is not LossCause.SLO and self._is_for_load(known, ledger, now_ns):
-            return known, "" if respond.whom is UNSET else respond.whom, None
+            return known, "" if respond.culprit is UNSET else respond.culprit, None
         profile_ns = self._profile_ns(ledger.tenant, query.shape, query.items, self._widest)
         if profile_ns > ledger.tenant.slo_ns:
             return LossCause.SLO, "", None
@@ -343,9 +357,9 @@ class LossAccount:
     def _why_long(self, ledger: Ledger, now_ns: int) -> LossCause:
         """Why launches of a tenant have lately taken longer than the profile says."""
         name = ledger.tenant.name
-        _, slow, stolen = self._held_now(now_ns)[name]
-        _, slow_before, stolen_before = self._looks[0][1].get(name, (0, 0, 0)) if self._looks else (0, 0, 0)
-        return LossCause.STOLEN if stolen - stolen_before > slow - slow_before else LossCause.SLOW
+        _, slow, steal = self._held_now(now_ns)[name]
+        _, slow_before, steal_before = self._looks[0][1].get(name, (0, 0, 0)) if self._looks else (0, 0, 0)
+        return LossCause.STEAL_TIME if steal - steal_before > slow - slow_before else LossCause.SLOW
 
     def _is_crowded(self, now_ns: int) -> bool:
         """Whether all tenants together ask for more, by the profile, than there is."""
@@ -362,7 +376,7 @@ class LossAccount:
         """What kept a query; one that was refused at once counts what would have kept it: what held the lanes before
         it came, for as long as its SLO at most."""
         query = inside.query
-        made = Delays(inside.came_ns - query.arrival_ns, inside.stolen_ns, slow={query.tenant: inside.slow_ns})
+        made = Delays(inside.came_ns - query.arrival_ns, inside.steal_ns, slow={query.tenant: inside.slow_ns})
         waits = [*inside.waits]
         if inside.waits_from is not None and now_ns > inside.waits_since:
             waits.append((now_ns - inside.waits_since, inside.waits_from, self._held_now(now_ns)))
@@ -370,7 +384,7 @@ class LossAccount:
         for launch, since_ns, profile_ns in self._running.values():
             if query.id in launch.queries:
                 made.slow[query.tenant] += max(0, round(now_ns - since_ns - profile_ns))
-        if not waits and now_ns == inside.came_ns and made.door_ns < ledger.tenant.slo_ns // 2:
+        if not waits and now_ns == inside.came_ns and made.front_end_ns < ledger.tenant.slo_ns // 2:
             since_ns = now_ns - ledger.tenant.slo_ns
             look = next((each for each in self._looks if each[0] >= since_ns), None)
             if look is not None and look[0] < now_ns:
@@ -383,13 +397,13 @@ class LossAccount:
         """The cause; see the head of the module."""
         own, since_ns = inside.query.tenant, inside.query.arrival_ns
         found: dict[tuple[LossCause, str], int] = {
-            (LossCause.DOOR, ""): delays.door_ns,
-            (LossCause.STOLEN, ""): delays.stolen_ns,
+            (LossCause.FRONT_END, ""): delays.front_end_ns,
+            (LossCause.STEAL_TIME, ""): delays.steal_ns,
             (LossCause.FAILED, ""): delays.away_ns,
             (LossCause.SLOW, ""): delays.slow.get(own, 0),
         }
         if 2 * self._openings.lasted_ns(since_ns, now_ns) > now_ns - since_ns:
-            kept = delays.door_ns + delays.stolen_ns + sum(delays.slow.values())
+            kept = delays.front_end_ns + delays.steal_ns + sum(delays.slow.values())
             if kept > _LEAST_PART * delays.total_ns:
                 return LossCause.GONE, ""
         if ledger.is_over(self._slots, now_ns):

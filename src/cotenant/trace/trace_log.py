@@ -290,7 +290,7 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             if not line.endswith(b"\n"):
                 return
             try:
-                record = Record(*_RECORD.decode(line), where)
+                record = Record(*_with_current_names(*_RECORD.decode(line)), where)
             except UNREADABLE as error:
                 raise TraceError(f"{where} is not a record ({error})") from None
             try:
@@ -298,6 +298,28 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             except (CotenantError, *UNREADABLE) as error:
                 raise TraceError(f"{where} does not follow from those before it ({error})") from None
             yield record if len(known) == len(record.actions) else replace(record, actions=known)
+
+
+_OLD_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "LaunchEnded": {"stolen_ns": "steal_ns", "pieces": "task_times"},
+    "Respond": {"whom": "culprit"},
+}
+"""Old and current names of fields, by event or action. Traces with the old names are read until 0.3."""
+_OLD_CAUSES = {"stolen": "steal_time", "door": "front_end"}
+"""Old and current values of the field `cause`."""
+
+
+def _with_current_names(
+    time_ns: int, kind: str, event: dict[str, Any], actions: list[tuple[str, dict[str, Any]]]
+) -> tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """Parts of a record, with the names that earlier versions wrote replaced in place by the current ones."""
+    for name, fields_of in ((kind, event), *actions):
+        for old, new in _OLD_FIELDS.get(name, {}).items():
+            if old in fields_of:
+                fields_of[new] = fields_of.pop(old)
+        if isinstance(cause := fields_of.get("cause"), str) and cause in _OLD_CAUSES:
+            fields_of["cause"] = _OLD_CAUSES[cause]
+    return time_ns, kind, event, actions
 
 
 def missing_events(path: Path) -> int:

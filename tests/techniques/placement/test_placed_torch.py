@@ -122,8 +122,8 @@ def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wid
         check(wide, inputs, served.ask(inputs))
         assert served.executor.chains.eager == 0
         for timing in served.timings:
-            assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
-            assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
+            assert [each.units for each in timing.task_times] == [len(piece.units) for piece in pieces]
+            assert all(0 <= each.start_ns <= each.end_ns for each in timing.task_times)
 
 
 @pytest.mark.parametrize("name", ["encoder", "chooses"])
@@ -166,7 +166,7 @@ def test_a_model_on_one_device_pays_nothing(wide: PlacedTorch) -> None:
     with closing(Served(wide, LateStreams())) as served:
         assert lanes(before) == []
         check(wide, [values(1)], served.ask([values(1)]))
-        assert served.timings[0].pieces == ()
+        assert served.timings[0].task_times == ()
         assert len(served.executor.chains) == 3
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_captured_runs_eagerly_in_pieces(wide: PlacedTorch) -> No
     inputs = [values(2), values(3, 3)]
     with closing(Served(wide, CpuStreams())) as served:  # which has no graphs
         check(wide, inputs, served.ask(inputs))
-        assert all(len(timing.pieces) > 2 for timing in served.timings)
+        assert all(len(timing.task_times) > 2 for timing in served.timings)
         assert served.executor.chains.eager == 2
 
 
@@ -233,7 +233,7 @@ def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
         closing(Served(wide, LateStreams(), () if "0" in reason else CORES)) as served,
     ):
         check(wide, [values(7)], served.ask([values(7)]))
-        assert served.timings[0].pieces == ()
+        assert served.timings[0].task_times == ()
     assert "its placement is not used, it runs on cuda:0 alone" in caplog.text
     assert reason in caplog.text
     assert caplog.text.count("its placement") == 1

@@ -21,7 +21,7 @@ from cotenant.errors import CotenantError
 from cotenant.execute.protocol import MOST_ANSWER_BYTES, Followed
 from cotenant.execute.worker.shared_tensors import TensorLayout
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import PieceTime, Work
+from cotenant.work import TaskTime, Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
@@ -131,8 +131,8 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[TensorLayout, ...] = ()
-    pieces: tuple[PieceTime, ...] = ()
-    stolen_ns: int = 0
+    task_times: tuple[TaskTime, ...] = ()
+    steal_ns: int = 0
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | GrowRun

@@ -287,7 +287,7 @@ class Counters:
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:
     """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
-    counted.placed_launches += bool(timing.pieces)
+    counted.placed_launches += bool(timing.task_times)
     queries = len(launch.queries)
     answered = sum([isinstance(action, Respond) and action.outcome in ANSWERS for action in actions])
     counted.compute_input.add(timing.input_ns * queries, answered)
