@@ -321,8 +321,8 @@ def test_the_trace_tells_of_the_whole_and_of_each_stage(tmp_path: Path) -> None:
         "Reason given to the client: stage 's1': it broke.",
         "+0.0 ms: stage 's0' as query 1 of 'm0', due at +33.0 ms: answered at +10.0 ms",
         "+10.0 ms: stage 's1' as query 2 of 'm1', due at +53.0 ms: failed at +12.0 ms (it broke)",
-        "+10.0 ms: stage 's2' as query 3 of 'm2', due at +53.0 ms: withdrawn then",
-        "'cotenant explain' tells more of each stage by the number of its query.",
+        "+10.0 ms: stage 's2' as query 3 of 'm2', due at +53.0 ms: cancelled when the query ended",
+        "For details of a stage, run 'cotenant explain' with the number of its query.",
     ]
     stage = told(path, 2).sentences()
     assert stage[1:3] == [

@@ -118,9 +118,9 @@ def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
     _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], bounds={"edf": found})
     text = "".join(reader.text)
     assert text.count("75.0 % of what any schedule could have answered in time") == 1
-    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of it." in text
-    assert "by what ocr ask for, and was 30.0 %: 50.0 % of it." in text
-    assert "at most 100 could be; the run had 90.0 % of it, but ocr got 30 of the 40 that it could have had so." in text
+    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of the bound." in text
+    assert "(by the demand of ocr) and was 30.0 %: 50.0 % of the bound." in text
+    assert "as it could alone on its share: 90.0 % of the bound, but ocr had 30 of its 40." in text
     assert "1.25x" in text
     _, reader = read(tmp_path, [run("edf", 90)])
     assert "any schedule" not in "".join(reader.text)

@@ -145,7 +145,7 @@ def test_readers_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
             explain(read(path)[1], number)
     assert losses_of(*read(path))[1] == []
     bound = bound_of(*read(path))
-    assert bound.in_time == bound.tenants[0].asked == 3
+    assert bound.in_time == bound.tenants[0].offered == 3
     assert write_timeline(tmp_path / "timeline.json", read(path)[1]) == 3
     assert "3 events are missing" in (tmp_path / "timeline.json").read_text("utf-8")
     for command in (["explain", "--lost"], ["bound"], ["replay"]):

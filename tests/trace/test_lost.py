@@ -144,7 +144,7 @@ def test_the_causes_sum_to_all_losses(policy: str, drop: DropRule, seed: int, fa
         assert loss.culprit != loss.tenant
         if loss.delays is not None:
             assert loss.delays.total_ns >= 0
-    assert account._inside == {}
+    assert account._pending == {}
     assert account._running == {}
 
 
@@ -317,7 +317,7 @@ def test_a_trace_tells_the_same_as_the_run(tmp_path: Path) -> None:
     again, told = losses_of(*read(path))
     assert told == losses != []
     assert (again.lost, again.culprit) == (account.lost, account.culprit)
-    with pytest.raises(TraceError, match="the trace says no lanes of its policy"):
+    with pytest.raises(TraceError, match="the trace names no lanes of its policy"):
         losses_of(structs.replace(head, policy_options={}), [])
 
 

@@ -35,7 +35,7 @@ def bound(
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "tenant" else "right")
     for each, cells in zip(found.tenants, rows(found), strict=True):
-        style = attainment_style(each.attainment if each.asked else None)
+        style = attainment_style(each.attainment if each.offered else None)
         styled = (
             Text(cell, style if column == "attainment" else "") for column, cell in zip(COLUMNS, cells, strict=True)
         )

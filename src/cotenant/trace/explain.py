@@ -1,4 +1,4 @@
-"""Why a query ended as it did, read from the trace: what it waited for, what ran meanwhile, what was predicted."""
+"""History of one query, read from a trace: its queueing delay, its launches, and their predictions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cotenant.work import CPU, TaskTime, lane_name
 _DECIDED = ("Launch", "Enqueue")
 _NOTES = {
     "PolicyFault": "policy {policy!r} failed in {call!r} ({reason}), deadlines decided",
-    "Probe": "it runs as a probe, though its model is predicted to take {predicted_ns:,} ns, more than its SLO",
+    "Probe": "it runs as a probe, though the predicted latency of its model, {predicted_ns:,} ns, exceeds the SLO",
 }
 _COLUMNS = 50
-"""Of the picture of a lane."""
+"""Width of a timeline, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +37,38 @@ class LaunchStory:
     headroom_ns: int
     error: str | None = None
     rows: tuple[int, ...] = ()
-    """Those of the batch that it ran, from the first to behind the last; empty for all."""
+    """Rows of the batch that it ran, as (first, end); empty for all."""
     device: str = CPU
     after: tuple[int, ...] = ()
-    """Launches that it had waited for."""
+    """Launches that had to end before it."""
     pointers: tuple[tuple[int, str, tuple[int, int]], ...] = ()
-    """Those of them that are of other batches and were not on its cores: the number, the tenant and the units of each.
-    A plan of models that are there together had it wait for them."""
+    """Synchronisation pointers of a joint plan: launches in `after` of other batches on other cores, each with its
+    number, tenant and units."""
     enqueued_ns: int | None = None
-    """When an executor could submit it behind them; None for one that waited for nobody."""
+    """Time at which an executor could submit it behind them; None without such a wait."""
     grown: tuple[tuple[int, int], ...] = ()
     """When it took in more cores, and how many it had then."""
     version: int = 0
     wanted: int = 0
-    """Cores that it was to have, where it got fewer."""
+    """Requested cores, where it got fewer; else 0."""
     pressure_pct: int = 0
-    """Pressure on the memory at which its time was predicted."""
+    """Memory pressure at which its latency was predicted."""
     near: int | None = None
-    """Measured groups near the one that it was predicted as a part of; None where there is no such prediction, -1 where
-    it is not known."""
+    """Number of measured groups near its group; None without a prediction of a group, -1 if unknown."""
     longest_ns: int = 0
-    """What that group takes at most, where none of so many members was measured."""
+    """Upper bound on the latency of its group, if no group of this size was measured; else 0."""
     beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Tenants and cores of the launches that were decided with it: the others of its group, if it was of one."""
+    """Tenants and cores of the other launches of its group."""
     task_times: tuple[TaskTime, ...] = ()
-    """What ran on which core, where it ran by a placement."""
+    """Times of its tasks, for a placed launch."""
 
     def basis(self) -> str:
-        """What the prediction of its group rested on, as the end of a sentence; nothing where it was of no group."""
+        """Evidence for the prediction of its group, as the end of a sentence; empty without a group."""
         if self.near is None:
             return ""
         known = f" with {self.near or 'no'} measured group{'' if self.near == 1 else 's'} near it"
         near = known if self.near >= 0 else ""
-        bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
+        bound = f", a size never measured: at most {_ms(self.longest_ns)}, one by one" if self.longest_ns else ""
         others = " and ".join(f"{name!r} on cores {','.join(map(str, cores))}" for name, cores in self.beside)
         beside = f", beside {others}," if others else ""
         return f"; predicted as a group of {len(self.beside) + 1}{beside}{near}{bound}"
@@ -92,7 +91,7 @@ class LaunchStory:
 
 @dataclass(slots=True)
 class StageStory:
-    """One stage of an application's query, which is a query of its own; it has not ended while `outcome` is empty."""
+    """One stage of an application's query: itself a query. `outcome` is empty until it has ended."""
 
     stage: str
     query: int
@@ -106,7 +105,7 @@ class StageStory:
 
 @dataclass(slots=True)
 class ApplicationStory:
-    """The story of an application's query: its stages in the order in which they began."""
+    """History of an application's query, with its stages in the order of their arrivals."""
 
     query: int
     application: str
@@ -132,16 +131,19 @@ class ApplicationStory:
                 ended = f"{each.outcome} at +{_ms(each.ended_ns - self.arrival_ns)}"
                 ended += f" ({each.reason})" if each.reason else ""
             else:
-                ended = "withdrawn then"
+                ended = "cancelled when the query ended"
             name = f"stage {each.stage!r} as query {each.query} of {each.tenant!r}"
             lines.append(f"+{_ms(begun)}: {name}, due at +{_ms(due)}: {ended}")
-        lines.append("'cotenant explain' tells more of each stage by the number of its query.")
+        lines.append("For details of a stage, run 'cotenant explain' with the number of its query.")
         return lines
 
 
 @dataclass(slots=True)
 class Explanation:
-    """The story of one query. Times are those of the trace; `beside_ns` is what others ran while it waited."""
+    """History of one query. Times are those of the trace.
+
+    `beside_ns` is the time of other launches while it was pending, by tenant.
+    """
 
     query: int
     tenant: str
@@ -151,20 +153,20 @@ class Explanation:
     outcome: str = ""
     reason: str = ""
     ahead: int = 0
-    """Queries of its tenant that were waiting when it arrived."""
+    """Queries of its tenant that waited when it arrived."""
     stage: str = ""
     part_of: int | None = None
-    """The application's query that it is a stage of, if it is one."""
+    """Number of the application's query of which it is a stage."""
     launches: list[LaunchStory] = field(default_factory=list)
     missing: int = 0
-    """Events before it that are missing in the trace: what was there from before them is not known."""
+    """Number of earlier events that are missing in the trace."""
     notes: list[tuple[int, str]] = field(default_factory=list)
-    """What else happened while it was there, and when."""
+    """Times and texts of other events while it was pending."""
     beside_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def running_ns(self) -> int:
-        """Time in launches, of which several may run at once."""
+        """Time in which at least one launch ran it."""
         total = until = 0
         for launch in sorted(self.launches, key=lambda each: each.start_ns):
             total += max(0, launch.end_ns - max(until, launch.start_ns))
@@ -173,7 +175,7 @@ class Explanation:
 
     @property
     def waiting_ns(self) -> int:
-        """Time between arrival and end in which no launch carried it."""
+        """Queueing delay: time between arrival and end in which no launch ran it."""
         return self.ended_ns - self.arrival_ns - self.running_ns
 
     def sentences(self) -> list[str]:
@@ -188,17 +190,17 @@ class Explanation:
             lines.append(f"Reason given to the {'client' if self.part_of is None else 'application'}: {self.reason}.")
         lines.append(
             f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
-            f"; {self.ahead} of its tenant's queries waited before it."
+            f"; {self.ahead} queries of its tenant waited before it."
         )
         if self.missing:
             lines.append(
-                f"{self.missing} events before it are missing in the trace: what waited and ran from before them is "
-                "not counted."
+                f"{self.missing} events before it are missing in the trace: earlier queries and launches are not "
+                "counted."
             )
         if self.beside_ns:
             others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
             shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
-            lines.append(f"Meanwhile, the lanes ran {shares}.")
+            lines.append(f"Other launches meanwhile: {shares}.")
         lines += [f"+{_ms(time_ns - self.arrival_ns)}: {text}." for time_ns, text in self.notes]
         for launch in self.launches:
             lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
@@ -215,10 +217,10 @@ class Explanation:
         if launch.pointers:
             named = (f"units {units[0]} to {units[1]} of {tenant!r}" for _, tenant, units in launch.pointers)
             others = " and ".join(dict.fromkeys(named))
-            after += f", a pointer to {others}"
+            after += f", a synchronisation pointer to {others}"
         if launch.enqueued_ns is not None:
             after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
-        wanted = f" of {launch.wanted} that it was to have" if launch.wanted else ""
+        wanted = f" of {launch.wanted} requested" if launch.wanted else ""
         version = f" in version {launch.version}" if launch.version else ""
         under = f" at a pressure of {launch.pressure_pct} %" if launch.pressure_pct else ""
         grown = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.grown)
@@ -228,16 +230,16 @@ class Explanation:
             f"predicted {_ms(launch.predicted_ns)}{under}, "
             f"headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
-            + (", and it was run again apart from others" if launch.error and launch is not self.launches[-1] else "")
+            + (", and it was run again alone" if launch.error and launch is not self.launches[-1] else "")
         )
 
 
 def explain(
     records: Iterable[Record], query: int, beliefs: GroupBeliefs | None = None
 ) -> Explanation | ApplicationStory:
-    """Find the query in a trace and tell its story, with what predictions of groups rested on if `beliefs` are given.
+    """Collect the history of a query from a trace; with `beliefs`, also the evidence for predictions of groups.
 
-    Raises TraceError when it is not there, or has not ended (here, or where events are missing).
+    Raises TraceError if the trace does not have the query, or not its end.
     """
     with in_lines(records) as lines:
         return _explain(lines, query, beliefs)
@@ -293,9 +295,9 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             if story is not None:
                 _count(story, launch, start, now, record.event["error"], record.event.get("task_times", ()))
         elif record.kind == "TenantChanged" and story is not None and record.event["tenant"]["name"] == story.tenant:
-            story.notes.append((now, "its model was reloaded: what was not in its last launch waits for the new model"))
+            story.notes.append((now, "its model was reloaded: a query not in its last launch waits for the new model"))
         elif record.kind == "PolicyChanged" and story is not None:
-            story.notes.append((now, f"the plan, or the policy, changed to another {record.event['policy']!r}"))
+            story.notes.append((now, f"the plan or the policy changed, to another {record.event['policy']!r}"))
         members = _groups(record)
         for kind, action in record.actions:
             if kind == "Launch":
@@ -343,18 +345,18 @@ def _decided(
     deadlines: Mapping[int, int],
     now_ns: int,
 ) -> dict[str, Any]:
-    """A launch with what is known of it when it is decided."""
+    """A launch with its pointers, its group and its headroom at the time of the decision."""
     headroom = headroom_ns(launch, deadlines, now_ns)
     return launch | {"pointers": pointers, "members": members[_group(launch)], "headroom_ns": headroom}
 
 
 def _group(launch: Mapping[str, Any]) -> int:
-    """The number of the first launch of the group that a launch was predicted with."""
+    """Id of the first launch of its group."""
     return int(basis_of(launch).get("group", launch["id"]))
 
 
 def _groups(record: Record) -> dict[int, dict[int, dict[str, Any]]]:
-    """Launches by their group and number, of those that a record decides, whether they start or wait."""
+    """Launches that a record starts or enqueues, by group and number."""
     made: dict[int, dict[int, dict[str, Any]]] = {}
     for kind, action in record.actions:
         if kind in _DECIDED:
@@ -374,7 +376,7 @@ def _member(launch: Mapping[str, Any]) -> Member:
 def _pointers(
     launch: Mapping[str, Any], decided: Mapping[int, Mapping[str, Any]]
 ) -> tuple[tuple[int, str, tuple[int, int]], ...]:
-    """What a launch waits for that is of another batch and not on its cores."""
+    """Launches of other batches on other cores for which a launch waits."""
     share, found = launch["share"], []
     for number in launch.get("after", ()):
         other = decided.get(number)

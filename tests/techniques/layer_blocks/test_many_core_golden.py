@@ -151,7 +151,7 @@ def test_explain_tells_version_cores_and_pressure_of_each_block() -> None:
         if basis.get("wanted") and basis.get("pressure_pct") and trace.work_of(launch).version:
             story = explain(trace.read(path)[1], queries[0])
             assert isinstance(story, Explanation)
-            told = [line for line in story.sentences() if f"of {basis['wanted']} that it was to have" in line]
+            told = [line for line in story.sentences() if f"of {basis['wanted']} requested" in line]
             assert told
             assert f"in version {trace.work_of(launch).version} on cores" in told[0]
             assert f"at a pressure of {basis['pressure_pct']} %" in told[0]
