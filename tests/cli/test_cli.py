@@ -124,7 +124,7 @@ def test_models_lists_what_is_wrong_and_fails(run: Run, tmp_path: Path) -> None:
     }
     assert all(text in errors["twin"] for text in BAD["twin"][2])
     assert errors["chooser"] == errors["owner"] == ""
-    assert "model 'two': tenant 'Owner of two' owns model 'owner' already" in errors["two"]
+    assert "model 'two': tenant 'Owner of two' already owns model 'owner'" in errors["two"]
     status, out, _ = run("models", tmp_path / "models")
     assert status == 1
     assert "no_slo" in out

@@ -1,4 +1,4 @@
-"""Why queries of a run were lost, in words, as a table and as plain data."""
+"""Text of the causes of lost queries: sentences, tables and plain data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loss_sentence(loss: Loss) -> str:
 
 
 def rows(lost: Lost) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table: a column for each cause that there is, and where there are several tenants a total."""
+    """Headings and rows of a table: a column for each cause that occurs and, with several tenants, a total."""
     causes = [cause for cause in LossCause if any(each.get(cause) for each in lost.values())]
     lines = [(name, lost[name]) for name in sorted(lost)]
     if len(lines) > 1:
@@ -58,7 +58,7 @@ def rows(lost: Lost) -> tuple[list[str], list[list[str]]]:
 
 
 def lost_table(lost: Lost) -> FittedTable:
-    """For the terminal."""
+    """Table of lost queries for the terminal."""
     heads, cells = rows(lost)
     table = FittedTable(title="lost queries by cause")
     for head in heads:
@@ -69,19 +69,19 @@ def lost_table(lost: Lost) -> FittedTable:
 
 
 def neighbours(account: LossAccount) -> list[str]:
-    """To whom tenants lost queries, most first."""
+    """Sentences on the queries lost to other tenants, largest count first."""
     found = sorted(account.culprit.items(), key=lambda entry: (-entry[1], entry[0]))
     return [f"{tenant} lost {count} to {culprit}" for (tenant, culprit), count in found]
 
 
 def missing_sentences(events: int) -> list[str]:
-    """What events that are missing in a trace mean for the figures of the run."""
-    counted = f"{events} events are missing in the trace, the server's disk was too slow for them: queries and launches"
-    return [f"{counted} that were under way there are not counted."] if events else []
+    """Warning about events missing in a trace; empty without any."""
+    counted = f"{events} events are missing in the trace, since the server's disk was too slow: queries and launches"
+    return [f"{counted} pending at that time are not counted."] if events else []
 
 
 def lost_facts(account: LossAccount) -> dict[str, Any]:
-    """Plain data: losses by tenant and cause, and those to a neighbour by tenant and neighbour."""
+    """Plain data: losses by tenant and cause, and losses to other tenants by tenant and culprit."""
     to: dict[str, dict[str, int]] = {}
     for (tenant, culprit), count in sorted(account.culprit.items()):
         to.setdefault(tenant, {})[culprit] = count
@@ -90,7 +90,7 @@ def lost_facts(account: LossAccount) -> dict[str, Any]:
 
 
 def html_rows(accounts: Mapping[str, LossAccount]) -> Sequence[tuple[str, list[str], list[list[str]], str]]:
-    """Per run that lost something: its name, the table, and to whom."""
+    """For each run with lost queries: its name, the headings and rows of the table, and the culprits."""
     return [
         (name, *rows(account.lost), "; ".join(neighbours(account)))
         for name, account in accounts.items()
