@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error."""
+"""Structured logs on standard error, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import traceback
 from datetime import UTC, datetime
 
 import msgspec
+from typing_extensions import override
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (ISO 8601, UTC), level, logger, message, and the traceback where there is one."""
+    """Formats a record as JSON: time (ISO 8601, UTC), level, logger, message and, if any, the traceback."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -27,7 +28,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Send all logs of this process to standard error as JSON lines."""
+    """Write all logs of this process to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -268,7 +268,7 @@ def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: P
     loss = told["losses"][-1]
     story = run("explain", loss["query"], path)[1].splitlines()
     assert story[-1].startswith("Cause: ")
-    assert run("explain", "--lost", trace)[1] == "No query was lost: all that ended were answered in time.\n"
+    assert run("explain", "--lost", trace)[1] == "No query was lost: all were answered in time.\n"
 
 
 def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:

@@ -97,8 +97,8 @@ MISTAKES = {
     "output of no stage": (GOOD.replace('"second.y"', '"x"'), "application.outputs.y", "STAGE.OUTPUT"),
     "output of unknown stage": (GOOD.replace('"second.y"', '"zzz.y"'), "application.outputs.y", "unknown stage 'zzz'"),
     "unused stage": (GOOD.replace("y = ", "# ", 1) + stage(), "stage", "is used"),
-    "itself": (GOOD.replace('{ x = "x" }', '{ x = "first.y" }'), "circle: first -> first"),
-    "circle": (GOOD.replace('{ x = "x" }', '{ x = "second.y" }'), "circle: "),
+    "itself": (GOOD.replace('{ x = "x" }', '{ x = "first.y" }'), "cycle: first -> first"),
+    "circle": (GOOD.replace('{ x = "x" }', '{ x = "second.y" }'), "cycle: "),
 }
 
 

@@ -35,7 +35,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Format of files with `suffix`, run by `package`, which the command `install` installs.
+    """Files that end in `suffix` are run by `package`, which `install` installs where it is not there.
 
     `opener` is "MODULE:ATTRIBUTE" of what opens one, as `execute.opener.open_model` calls it; `platform` and `backend`
     are the names of the engine in the protocol's metadata. `devices` are the kinds of device that it runs on;
