@@ -165,7 +165,7 @@ def simulated(
         LANES,
     )
     chosen = section(policy)
-    follower = scenario.beliefs(scenario.policy(chosen)) if noise else None
+    follower = scenario.online_model(scenario.policy(chosen)) if noise else None
     return workload, run_scenario(scenario, chosen, Assumptions(noise=noise), seed, follower=follower)
 
 

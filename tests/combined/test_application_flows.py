@@ -27,7 +27,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.policies.registry import rebuild_policy
 from cotenant.serve.models.served_models import QueryForm
 from cotenant.trace import decode_event, read, replay
-from cotenant.trace.explain import ApplicationStory, Explanation, explain
+from cotenant.trace.explain import ApplicationHistory, QueryHistory, explain
 from cotenant.types import ANSWERS, Outcome, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
 from cotenant.work import Share
@@ -304,7 +304,7 @@ def test_a_model_that_is_loaded_while_a_belief_fades_is_predicted() -> None:
 # --- the trace --------------------------------------------------------------------------------------------------------
 
 
-def told(path: Path, query: int) -> Explanation | ApplicationStory:
+def told(path: Path, query: int) -> QueryHistory | ApplicationHistory:
     return explain(read(path)[1], query)
 
 
@@ -315,7 +315,7 @@ def test_the_trace_tells_of_the_whole_and_of_each_stage(tmp_path: Path) -> None:
     world.at(12, lambda: world.driver.post(TenantRemoved("m1", "it broke")))
     world.run()
     story = told(path, number)
-    assert isinstance(story, ApplicationStory)
+    assert isinstance(story, ApplicationHistory)
     assert story.sentences() == [
         "Query 0 of the application 'app' was failed after 12.0 ms; its deadline was 60.0 ms.",
         "Reason given to the client: stage 's1': it broke.",

@@ -31,8 +31,8 @@ from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
-from cotenant.trace.basis import GroupBeliefs
-from cotenant.trace.explain import Explanation, explain
+from cotenant.trace.basis import GroupFits
+from cotenant.trace.explain import QueryHistory, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
 from cotenant.work import Machine, Round, Slot, TaskTime
@@ -125,7 +125,7 @@ def basis(path: Path, query: int, fit: Fit | None) -> str:
         return fit
 
     head, records = read(path)
-    return explain(records, query, GroupBeliefs(head, rebuild_policy, find)).sentences()[-1]
+    return explain(records, query, GroupFits(head, rebuild_policy, find)).sentences()[-1]
 
 
 @pytest.mark.parametrize("enqueue_ms", [0.0, 30.0])
@@ -288,7 +288,7 @@ def test_the_lanes_of_a_launch_that_ran_by_a_placement(tmp_path: Path) -> None:
     lines[ended] = lines[ended].replace('"error":null', f'"error":null,"task_times":{json.dumps(pieces)}')
     path.write_text("\n".join(lines) + "\n")
     told = explain(read(path)[1], 0)
-    assert isinstance(told, Explanation)
+    assert isinstance(told, QueryHistory)
     assert told.launches[0].task_times[2] == TaskTime((1,), 2, 4 * MS, 6 * MS)
     assert told.sentences()[-2:] == [
         f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 tasks",

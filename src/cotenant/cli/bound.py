@@ -11,7 +11,7 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def bound(
-    trace: Annotated[Path, typer.Argument(help="Trace file, or a repository with the trace of its server.")],
+    trace: Annotated[Path, typer.Argument(help="Trace file, or repository with the trace of its server.")],
     as_json: AsJson = False,
 ) -> None:
     """Compare a run with upper bounds: queries answered in time, their weight, and the least attainment."""

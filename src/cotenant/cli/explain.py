@@ -22,8 +22,7 @@ def explain(
         ),
     ],
     trace: Annotated[
-        Path | None,
-        typer.Argument(help="Trace file, or a repository with the trace of its server.", show_default=False),
+        Path | None, typer.Argument(help="Trace file, or repository with the trace of its server.", show_default=False)
     ] = None,
     lost: Annotated[
         bool, typer.Option("--lost", help="Count lost queries by tenant and cause: 'explain --lost TRACE'.")
@@ -54,13 +53,13 @@ def _print_story(query: int, path: Path, as_json: bool) -> None:
     from cotenant.policies.registry import rebuild_policy
     from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
-    from cotenant.trace.basis import GroupBeliefs
+    from cotenant.trace.basis import GroupFits
     from cotenant.trace.explain import explain as explain_query
     from cotenant.trace.losses import losses_of
     from cotenant.types import Outcome
 
     head, records = read(path)
-    story = explain_query(records, query, GroupBeliefs(head, rebuild_policy, partial(group_models().find, path.parent)))
+    story = explain_query(records, query, GroupFits(head, rebuild_policy, partial(group_models().find, path.parent)))
     sentences = story.sentences()
     if story.outcome != Outcome.ANSWERED:
         sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]

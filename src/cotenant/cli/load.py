@@ -19,8 +19,7 @@ def load(
     ] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Save the outcome of each query to this JSON file.")] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Send each sample alone first; a response that differs from it counts as failed."),
+        bool, typer.Option("--check", help="Send each sample alone first; a response that differs counts as failed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

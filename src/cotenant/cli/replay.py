@@ -12,7 +12,7 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Trace file, or a repository with the trace of its server.")],
+    trace: Annotated[Path, typer.Argument(help="Trace file, or repository with the trace of its server.")],
     perfetto: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -42,8 +42,8 @@ def serve(
         typer.Option(help="'process' (one worker process per tenant) or 'thread'.", show_default=False),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address on which to listen.", show_default="127.0.0.1")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port for HTTP; 0: any free port.", show_default="8000")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; 0: any free port.", show_default="8001")] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0: a free one.", show_default="8000")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0: a free one.", show_default="8001")] = None,
     admin_port: Annotated[
         int | None,
         typer.Option(help="HTTP port of metrics and loads; required unless the host is a loopback address."),

@@ -86,10 +86,8 @@ class StopSignals:
         self.close()
 
     def guard(self, drain_s: float, on_stop: Callable[[], None], on_late: Callable[[], None]) -> None:
-        """From now on, a stop calls `on_stop` and allows `drain_s` seconds.
-
-        After that time and LATE_S, the process calls `on_late` and exits.
-        """
+        """From now on, a stop calls `on_stop` and allows `drain_s` seconds. After that time and LATE_S, the process
+        calls `on_late` and exits."""
         with self._lock:
             self._drain_s, self._on_stop, self._on_late = drain_s, on_stop, on_late
 
@@ -142,9 +140,7 @@ class StopSignals:
     def _end_late(self) -> None:
         import logging
 
-        text = (
-            "stopping took %g s longer than drain_s: the process exits, and its trace ends with the last written line"
-        )
+        text = "stopping took %g s longer than drain_s: the process exits; its trace ends with the last line written"
         logging.getLogger("cotenant.server").error(text, LATE_S)
         late = threading.Thread(target=self._on_late, daemon=True)
         late.start()

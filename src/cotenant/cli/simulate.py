@@ -145,7 +145,7 @@ def simulate(
         section = resolved_by(requested, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
-            beliefs, writer = scenario.beliefs(made), None
+            beliefs, writer = scenario.online_model(made), None
             if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(recorded.open("wb"), head)

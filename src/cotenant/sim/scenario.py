@@ -90,7 +90,7 @@ class Scenario:
             return GroupedPredictor(self.tables, None, self.groups)
         return TablePredictor(self.tables)
 
-    def beliefs(self, policy: Policy) -> OnlineModel:
+    def online_model(self, policy: Policy) -> OnlineModel:
         """The model of latencies of a server: the profile, corrected by observations, and the learned margin."""
         made = OnlineModel.under(policy)
         for tenant, table in self.tables.items():

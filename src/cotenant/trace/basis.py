@@ -81,8 +81,8 @@ class GroupTally:
         return [self._found[size] for size in sorted(self._found)]
 
 
-class GroupBeliefs:
-    """The group predictor at each point of a trace; `see` takes the records in their order.
+class GroupFits:
+    """The fitted predictor of groups at each point of a trace; `see` takes the records in their order.
 
     `make_policy` and `find_groups` are as for `trace_log.replay`.
     """

@@ -11,7 +11,7 @@ from msgspec import convert
 from cotenant.core.predictor import Member
 from cotenant.gantt import Bar, busy_ns, column_ns, label_at
 from cotenant.trace import Record, TraceError, basis_of, headroom_ns, in_lines, work_of
-from cotenant.trace.basis import GroupBeliefs
+from cotenant.trace.basis import GroupFits
 from cotenant.work import CPU, TaskTime, lane_name
 
 _DECIDED = ("Launch", "Enqueue")
@@ -24,7 +24,7 @@ _COLUMNS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchStory:
+class LaunchHistory:
     """One launch that carried the query."""
 
     number: int
@@ -90,7 +90,7 @@ class LaunchStory:
 
 
 @dataclass(slots=True)
-class StageStory:
+class StageHistory:
     """One stage of an application's query: itself a query. `outcome` is empty until it has ended."""
 
     stage: str
@@ -104,7 +104,7 @@ class StageStory:
 
 
 @dataclass(slots=True)
-class ApplicationStory:
+class ApplicationHistory:
     """History of an application's query, with its stages in the order of their arrivals."""
 
     query: int
@@ -114,7 +114,7 @@ class ApplicationStory:
     ended_ns: int = 0
     outcome: str = ""
     reason: str = ""
-    stages: list[StageStory] = field(default_factory=list)
+    stages: list[StageHistory] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
         """The story in words, the verdict first."""
@@ -139,7 +139,7 @@ class ApplicationStory:
 
 
 @dataclass(slots=True)
-class Explanation:
+class QueryHistory:
     """History of one query. Times are those of the trace.
 
     `beside_ns` is the time of other launches while it was pending, by tenant.
@@ -157,7 +157,7 @@ class Explanation:
     stage: str = ""
     part_of: int | None = None
     """Number of the application's query of which it is a stage."""
-    launches: list[LaunchStory] = field(default_factory=list)
+    launches: list[LaunchHistory] = field(default_factory=list)
     missing: int = 0
     """Number of earlier events that are missing in the trace."""
     notes: list[tuple[int, str]] = field(default_factory=list)
@@ -206,7 +206,7 @@ class Explanation:
             lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
         return lines
 
-    def _launch_sentence(self, launch: LaunchStory) -> str:
+    def _launch_sentence(self, launch: LaunchHistory) -> str:
         begun, took = launch.start_ns - self.arrival_ns, launch.end_ns - launch.start_ns
         cores = ",".join(map(str, launch.cores))
         several = any(each.rows or each.after for each in self.launches)
@@ -234,20 +234,18 @@ class Explanation:
         )
 
 
-def explain(
-    records: Iterable[Record], query: int, beliefs: GroupBeliefs | None = None
-) -> Explanation | ApplicationStory:
-    """Collect the history of a query from a trace; with `beliefs`, also the evidence for predictions of groups.
+def explain(records: Iterable[Record], query: int, fits: GroupFits | None = None) -> QueryHistory | ApplicationHistory:
+    """Collect the history of a query from a trace; with `fits`, also the evidence for predictions of groups.
 
     Raises TraceError if the trace does not have the query, or not its end.
     """
     with in_lines(records) as lines:
-        return _explain(lines, query, beliefs)
+        return _explain(lines, query, fits)
 
 
-def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None) -> Explanation | ApplicationStory:
-    story: Explanation | None = None
-    whole: ApplicationStory | None = None
+def _explain(records: Iterable[Record], query: int, fits: GroupFits | None) -> QueryHistory | ApplicationHistory:
+    story: QueryHistory | None = None
+    whole: ApplicationHistory | None = None
     waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -259,8 +257,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     missing = 0
     for record in records:
         now = record.time_ns
-        if beliefs is not None:
-            beliefs.see(record)
+        if fits is not None:
+            fits.see(record)
         if record.kind == "EventsMissing":
             missing += record.event["events"]
             if story is not None or whole is not None:
@@ -269,7 +267,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                 known.clear()
         elif record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
-            whole = ApplicationStory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
+            whole = ApplicationHistory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
         elif record.kind == "ApplicationEnded" and whole is not None and record.event["query"] == query:
             ended = record.event
             whole.ended_ns, whole.outcome, whole.reason = ended["ended_ns"], ended["outcome"], ended["reason"]
@@ -278,13 +276,13 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             arrived = record.event["query"]
             tenant_of[arrived["id"]], deadlines[arrived["id"]] = arrived["tenant"], arrived["deadline_ns"]
             if arrived["id"] == query:
-                story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
+                story = QueryHistory(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
                 story.missing = missing
                 story.ahead = len(waiting.get(story.tenant, ()))
                 story.stage, story.part_of = arrived.get("stage", ""), arrived.get("part_of")
             elif whole is not None and arrived.get("part_of") == query:
                 times = arrived["arrival_ns"], arrived["deadline_ns"]
-                whole.stages.append(StageStory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
+                whole.stages.append(StageHistory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
             waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
         elif record.kind == "LaunchGrew" and record.event["launch"] in running:
             launch = running[record.event["launch"]][1]
@@ -303,8 +301,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             if kind == "Launch":
                 kept = decided.get(action["id"]) or _decided(action, (), members, deadlines, now)
                 decided[action["id"]] = kept | action | {"enqueued_ns": enqueued.pop(action["id"], None)}
-                if beliefs is not None and query in action["queries"]:
-                    decided[action["id"]]["near"] = beliefs.near(tuple(map(_member, kept["members"].values())))
+                if fits is not None and query in action["queries"]:
+                    decided[action["id"]]["near"] = fits.near(tuple(map(_member, kept["members"].values())))
                 running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
@@ -390,13 +388,13 @@ def _pointers(
 
 
 def _count(
-    story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, task_times: Sequence[Any] = ()
+    story: QueryHistory, launch: dict[str, Any], start: int, end: int, error: str | None, task_times: Sequence[Any] = ()
 ) -> None:
     queries = launch["queries"]
     if story.query in queries:
         share, work, basis = launch["share"], work_of(launch), basis_of(launch)
         story.launches.append(
-            LaunchStory(
+            LaunchHistory(
                 number=launch["id"],
                 start_ns=start,
                 end_ns=end,

@@ -23,11 +23,8 @@ _NOTHING = (0, 0, 0)
 
 @dataclass(slots=True)
 class Delays:
-    """Delays of a query, in ns.
-
-    `behind` is queueing delay by the tenant that held the lanes, its own included, as the profile predicts it. `slow`
-    is the overrun of launches over the profile, by tenant. `steal_ns` is the overrun in which they had no processor.
-    """
+    """Delays of a query, in ns. `behind` is queueing delay by the tenant that held the lanes, its own included. `slow`
+    is the overrun of launches over the profile by tenant, `steal_ns` the overrun without a processor."""
 
     front_end_ns: int = 0
     steal_ns: int = 0
@@ -44,11 +41,8 @@ class Delays:
 
 
 class Ledger:
-    """State of one tenant: its quota, its decayed demand, and the slot time that its launches used.
-
-    Demand is the exponentially decayed sum of the slot time `s` of its arrivals:
-    `demand = demand * exp(-elapsed / DECAY_NS) + s`.
-    """
+    """State of one tenant: its quota, the slot time that its launches used, and its demand. The demand is a decayed sum
+    over arrivals of their slot time `s`: `demand = demand * exp(-elapsed / DECAY_NS) + s`."""
 
     __slots__ = (
         *("away_ns", "demand", "demand_at_ns", "demand_ns", "demand_squares", "held_ns", "quota", "slow_ns"),
@@ -123,10 +117,8 @@ Held = dict[str, tuple[int, int, int]]
 
 
 class PendingQuery:
-    """A query that has not ended: its present wait, its past waits, and the overrun of its launches.
-
-    A wait is its duration with the slot time that tenants had used at its begin and at its end.
-    """
+    """A query that has not ended: its present wait, its past waits, and the overrun of its launches. A wait has its
+    duration, and the slot time used by tenants at its begin and end."""
 
     __slots__ = (
         *(

@@ -44,7 +44,7 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
             plain = event["predictor"]
             if not tables.keys() >= plain["tables"].keys():
                 tables |= convert(plain["tables"], dict[str, LatencyTable])
-            account.believe(TablePredictor(tables, plain["scales"]))
+            account.use_predictor(TablePredictor(tables, plain["scales"]))
         known = record.kind in (*_SKIPPED, "PolicyChanged", "PredictorChanged")
         seen = None if known else decode_event(record.kind, event)
         account(

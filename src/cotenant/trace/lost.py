@@ -134,7 +134,7 @@ class LossAccount:
         self._widest = max((share.size for share in lanes), default=1)
         self._cost.clear()
 
-    def believe(self, predictor: Predictor) -> None:
+    def use_predictor(self, predictor: Predictor) -> None:
         """Use this predictor from now on."""
         self._predictor = predictor
         self._cost.clear()
@@ -172,7 +172,7 @@ class LossAccount:
     def _handle_rare(self, event: Event, now_ns: int) -> None:
         match event:
             case PredictorChanged():
-                self.believe(event.predictor)
+                self.use_predictor(event.predictor)
             case PolicyChanged():
                 self.use_lanes(event.policy.spec.lanes)
             case TenantAdded():
@@ -352,10 +352,8 @@ class LossAccount:
         return *self._pick(delays, pending, ledger, now_ns), delays
 
     def _is_for_load(self, chosen: LossCause, ledger: Ledger, now_ns: int) -> bool:
-        """Whether demand explains a query that a policy chose to shed.
-
-        Total demand exceeds the slots and, where a query of its own tenant replaced it, that tenant is over quota.
-        """
+        """Whether demand explains that a policy shed a query: total demand exceeds the slots and, if a query of its own
+        tenant replaced it, that tenant is over quota."""
         return self._is_crowded(now_ns) and (
             chosen is not LossCause.OWN_RATE or ledger.is_over_quota(self._slots, now_ns)
         )
@@ -379,10 +377,8 @@ class LossAccount:
         return whole is not None and query.expiry_ns is not None and query.expiry_ns <= whole.deadline_ns
 
     def _delays(self, pending: PendingQuery, ledger: Ledger, now_ns: int) -> Delays:
-        """Delays of a query. One that was refused at arrival has the delays that it would have had.
-
-        These are the uses of the lanes before it came, for at most its SLO.
-        """
+        """Delays of a query. A query refused at arrival has the delays that it would have had, by the use of the lanes
+        before it, for at most its SLO."""
         query = pending.query
         made = Delays(pending.came_ns - query.arrival_ns, pending.steal_ns, slow={query.tenant: pending.slow_ns})
         waits = [*pending.waits]
