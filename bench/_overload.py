@@ -21,7 +21,7 @@ from cotenant.workload.bound import (
     largest_least_share,
     most_answers,
     most_answers_with_shares,
-    most_worth,
+    most_value,
 )
 
 LANES = (Share((0,)), Share((1,)))
@@ -100,7 +100,7 @@ class Bounds:
         """The bounds of queries of tenants, which are all in `weights`."""
         shares, alone = most_answers_with_shares(queries, slots, dict.fromkeys(weights, 1 / len(weights)))
         asked = {name: sum(each.tenant == name for each in queries) for name in weights}
-        weighted = most_worth(queries, slots, weights)
+        weighted = most_value(queries, slots, weights)
         return cls(asked, most_answers(queries, slots), shares, alone, weighted, largest_least_share(queries, slots)[0])
 
     def figures(self, in_time: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
@@ -170,7 +170,7 @@ def simulated(
         LANES,
     )
     chosen = section(policy)
-    follower = scenario.beliefs(scenario.policy(chosen)) if noise else None
+    follower = scenario.online_model(scenario.policy(chosen)) if noise else None
     return workload, run_scenario(scenario, chosen, Assumptions(noise=noise), seed, follower=follower)
 
 

@@ -61,7 +61,7 @@ SECONDS, QUICK_SECONDS = 35.0, 3.0
 WARM_UP_S, AFTER_S, QUICK_AFTER_S = 2.0, 3.0, 1.5
 KILL_EVERY_S, FRONTEND_KILL_EVERY_S = 2.0, 8.0
 """A front-end that was lost within 30 s is waited for longer. The other one is there meanwhile."""
-MOST_STOLEN = 0.05
+MOST_STEAL = 0.05
 _SERVER = '[device]\nlanes = "single"\n'
 _PIPE_BYTES = 4096
 
@@ -80,7 +80,7 @@ def run(
     def row_of(task: tuple[int, str, int]) -> list[dict[str, Any]]:
         _, kind, count = task
         row = _row(root, kind, count, inputs, seconds, after_s)
-        if row["stolen"] > MOST_STOLEN:
+        if row["steal"] > MOST_STEAL:
             row = {"again": True, **_row(root, kind, count, inputs, seconds, after_s)}
         return [row]
 
@@ -160,7 +160,7 @@ def _row(root: Path, kind: str, frontends: int, inputs: Inputs, seconds: float, 
             for name in VICTIMS
         },
         "recovery_s": max(0.0, (max(missed, default=0) - end_ns) / 1e9),
-        "stolen": (after[1] - before[1]) / max(1, after[0] - before[0]),
+        "steal": (after[1] - before[1]) / max(1, after[0] - before[0]),
         **told,
     }
 

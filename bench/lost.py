@@ -66,7 +66,7 @@ class Fault:
     name: str
     tenant: str | None
     causes: tuple[LossCause, ...]
-    whom: str = ""
+    culprit: str = ""
     factors: Mapping[str, float] = field(default_factory=dict)
     timeout_ms: float | None = None
     act: Act | None = None
@@ -148,8 +148,8 @@ FAULTS = (
     Fault("short time-outs", "minilm", (LossCause.CLIENT,), timeout_ms=2.0),
     Fault("a worker killed", "minilm", (LossCause.FAILED,), act=_kill),
     Fault("a model reloaded", "resnet50", (LossCause.GONE,), act=_reload),
-    Fault("a stalled client", "minilm", (LossCause.DOOR, LossCause.CLIENT), act=_stall),
-    Fault("a core taken", None, (LossCause.STOLEN,), act=_take_core, factors=dict.fromkeys(MODELS, 1.8)),
+    Fault("a stalled client", "minilm", (LossCause.FRONT_END, LossCause.CLIENT), act=_stall),
+    Fault("a core taken", None, (LossCause.STEAL_TIME,), act=_take_core, factors=dict.fromkeys(MODELS, 1.8)),
     Fault("a profile 3x too short", "resnet50", SLOW, factors={"resnet50": 3.5}, setup=_short_profile),
     Fault("an SLO below the latency", "resnet50", (LossCause.SLO,), setup=_configured("resnet50", "slo_ms = 20")),
     Fault(
@@ -243,17 +243,18 @@ def _phase(
 def _row(fault: Fault, begin_ns: int, end_ns: int, by_clients: Counter[str], losses: Sequence[Loss]) -> dict[str, Any]:
     inside = [each for each in losses if begin_ns <= each.arrival_ns <= end_ns]
     of_fault = [each for each in inside if fault.tenant in (None, each.tenant)]
-    named = Counter((each.cause, each.whom) for each in of_fault)
-    cause, whom = named.most_common(1)[0][0] if named else (None, "")
+    named = Counter((each.cause, each.culprit) for each in of_fault)
+    cause, culprit = named.most_common(1)[0][0] if named else (None, "")
     counted = Counter(each.tenant for each in inside)
     return {
         "fault": fault.name,
         "tenant": fault.tenant or "all",
-        "expected": " or ".join(each.value for each in fault.causes) + (f" of {fault.whom}" if fault.whom else ""),
-        "named": "" if cause is None else cause.value + (f" of {whom}" if whom else ""),
-        "right": cause in fault.causes and whom == fault.whom,
-        "of_losses": named[cause, whom] / max(1, len(of_fault)) if cause is not None else 0.0,
-        "causes": {f"{cause.value} {whom}".strip(): count for (cause, whom), count in named.most_common()},
+        "expected": " or ".join(each.value for each in fault.causes)
+        + (f" of {fault.culprit}" if fault.culprit else ""),
+        "named": "" if cause is None else cause.value + (f" of {culprit}" if culprit else ""),
+        "right": cause in fault.causes and culprit == fault.culprit,
+        "of_losses": named[cause, culprit] / max(1, len(of_fault)) if cause is not None else 0.0,
+        "causes": {f"{cause.value} {culprit}".strip(): count for (cause, culprit), count in named.most_common()},
         "lost_by_clients": sum(by_clients.values()),
         "unexplained": sum((by_clients - counted).values()),
     }

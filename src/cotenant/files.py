@@ -1,6 +1,6 @@
-"""Files: TOML and JSON read into types and written, such that are replaced as a whole, and such that only grow.
+"""Files: TOML and JSON with types, atomic replacement, and append-only files of JSON lines.
 
-What is read raises an error of the caller's kind, which names the file, the key and what was expected.
+Readers raise an error of the caller's type with the file, the key and the expected value.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from cotenant.errors import CotenantError
 
 T = TypeVar("T")
 STATE_FOLDER = ".cotenant"
-"""Beside the models of a repository: the profile, copies and optimised graphs of them, and the trace.
+"""Folder in a repository with its profile, its trace, and copies and optimised graphs of its models.
 
 It may be removed while no server runs."""
 MOST_TOML_BYTES = 16 << 20
 MOST_BYTES = 256 << 20
-"""Size of a file of JSON or of a table that is read as a whole, at most."""
+"""Largest size of a JSON file or table that is read as a whole."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What readers of TOML and JSON raise: also for nesting, for integers of more digits than Python converts, and for
-bytes that are no UTF-8."""
+"""Exceptions of readers of TOML and JSON, also for deep nesting, integers with too many digits, and invalid UTF-8."""
 _WHOLE_FLOATS = 1e15
-"""Whole floats below it are written as integers, which are exact there."""
+"""Whole floats below this are written as integers, which are exact."""
 _TABLES_DEEP = 2
-"""Arrays of tables stand as `[[a.b]]` to this depth; below it, as one inline table a line."""
+"""Depth to which arrays of tables are written as `[[a.b]]`; deeper ones have one inline table per line."""
 
 
 class _Stored(type):
-    """A type of fields that are integers of nanoseconds here, and numbers of `unit_ns` in files."""
+    """Metaclass of fields that are integers in nanoseconds here, and numbers in units of `unit_ns` in files."""
 
     unit_ns: int
     least_ns: int
@@ -51,7 +50,7 @@ class _Stored(type):
         return isinstance(value, int)
 
     def read(cls, value: object) -> int:
-        """The nanoseconds that a number in a file stands for. Raises ValueError."""
+        """Convert a number in a file to nanoseconds. Raises ValueError."""
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= cls.most_ns / cls.unit_ns:
             ns = round(value * cls.unit_ns)
             if ns >= cls.least_ns:
@@ -66,28 +65,28 @@ if TYPE_CHECKING:
 else:
 
     class Milliseconds(metaclass=_Stored):
-        """Nanoseconds, from one to an hour, that are milliseconds in files."""
+        """Nanoseconds, from 1 ns to an hour; milliseconds in files."""
 
         unit_ns, least_ns, most_ns, unit = 1_000_000, 1, 3_600 * 10**9, "milliseconds"
 
     class Seconds(metaclass=_Stored):
-        """Nanoseconds, from none to 30 years, that are seconds in files."""
+        """Nanoseconds, from 0 to 30 years; seconds in files."""
 
         unit_ns, least_ns, most_ns, unit = 10**9, 0, 10**18, "seconds"
 
 
 def read_toml(path: Path, error: type[CotenantError]) -> dict[str, Any]:
-    """The table that a file of TOML holds."""
+    """Read the table of a TOML file."""
     content = read_bytes(path, error, most_bytes=MOST_TOML_BYTES)
     try:
-        text = content.decode("utf-8-sig")  # with a byte-order mark, or without
+        text = content.decode("utf-8-sig")  # with or without a byte-order mark
     except UnicodeDecodeError as found:
         raise error(f"{path}: is not valid TOML: {found}") from None
     return parse_toml(text, str(path), error)
 
 
 def parse_toml(text: str, where: str, error: type[CotenantError]) -> dict[str, Any]:
-    """As `read_toml`; `where` is what errors call the text."""
+    """Parse a TOML text; `where` names it in errors."""
     try:
         return tomllib.loads(text)
     except UNREADABLE as found:
@@ -95,13 +94,13 @@ def parse_toml(text: str, where: str, error: type[CotenantError]) -> dict[str, A
 
 
 def convert(table: object, into: type[T], where: str, error: type[CotenantError], at: str = "") -> T:
-    """The value of a type that a table stands for; the table is that of the key `at`, if any."""
+    """Convert a table to a type; `at` is the key of the table in its file, if any."""
     try:
         return msgspec.convert(table, into, strict=True, dec_hook=_read_time)
     except msgspec.ValidationError as found:
         sentence, _, place = str(found).partition(" - at `$")
         place = place.rstrip("`")
-        if sentence.startswith("Invalid ") or "unknown field" in sentence:  # what was expected is not said
+        if sentence.startswith("Invalid ") or "unknown field" in sentence:  # without the expected values
             allowed = dict.fromkeys(_allowed(inspect.type_info(into), re.findall(r"\w+", place)))
             sentence += f", expected one of {', '.join(map(str, allowed))}" if allowed else ""
         key = (at + place).lstrip(".")
@@ -114,7 +113,7 @@ def _read_time(kind: type, value: object) -> int:
 
 
 def _allowed(kind: inspect.Type, steps: list[str]) -> Iterator[object]:
-    """The values of the literal, enumeration or tag to which a path leads, or the keys of the table."""
+    """Allowed values of the literal, enumeration or tag at a path, or the keys of the table."""
     if isinstance(kind, inspect.UnionType):
         for each in kind.types:
             yield from _allowed(each, steps)
@@ -135,7 +134,7 @@ def _allowed(kind: inspect.Type, steps: list[str]) -> Iterator[object]:
 
 
 def to_table(value: Any) -> Any:
-    """What `convert` reads as this value: Structs as tables without what is left to its default, tuples as arrays."""
+    """Inverse of `convert`: Structs become tables without fields that have their default, tuples become arrays."""
     if isinstance(value, tuple | list):
         return [to_table(each) for each in value]
     if not isinstance(value, Struct):
@@ -151,7 +150,7 @@ def to_table(value: Any) -> Any:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """A table as TOML, whose values `tomllib` reads back; whole floats become integers."""
+    """A table as TOML text, with the values that `tomllib` reads; whole floats become integers."""
     return "\n".join(_lines(table, ())).lstrip() + "\n"
 
 
@@ -197,14 +196,14 @@ class _Formed(Struct):
 
 
 def load(path: Path, into: type[T], form: str, error: type[CotenantError], hint: str) -> T:
-    """Read a file of JSON, whose key `format` is `form`. `mend` tells users how to get a good one."""
+    """Read a JSON file with `form` as its key `format`. `hint` says how to make a valid one."""
     return decode(read_bytes(path, error, hint), into, str(path), error, f"remove it and {hint}", form)
 
 
 def open_regular(path: Path, error: type[CotenantError], hint: str = "", most_bytes: int | None = None) -> BinaryIO:
-    """Open a file to read, which is a regular one of at most `most_bytes` (None: of any size).
+    """Open a regular file of at most `most_bytes` (None: any size) for reading.
 
-    Devices and FIFOs are refused, as they may have no end, and nothing is waited for.
+    Devices and FIFOs are refused, since they may have no end. The call does not block on them.
     """
 
     def wrong(reason: object) -> CotenantError:
@@ -226,7 +225,7 @@ def open_regular(path: Path, error: type[CotenantError], hint: str = "", most_by
 
 
 def read_bytes(path: Path, error: type[CotenantError], hint: str = "", most_bytes: int = MOST_BYTES) -> bytes:
-    """What a file holds: see `open_regular`."""
+    """Content of a regular file of at most `most_bytes`."""
     try:
         with open_regular(path, error, hint, most_bytes) as file:
             content = file.read(most_bytes + 1)  # files of /proc have no size
@@ -238,7 +237,7 @@ def read_bytes(path: Path, error: type[CotenantError], hint: str = "", most_byte
 
 
 def decode(content: bytes, into: type[T], where: str, error: type[CotenantError], hint: str, form: str = "") -> T:
-    """As `load`; `where` is what errors call the text. Without a `form` the text has no format."""
+    """Decode JSON like `load`; `where` names it in errors. Without `form`, the text has no key `format`."""
     try:
         given = msgspec.json.decode(content, type=_Formed).format if form else form
         if given == form:
@@ -249,13 +248,13 @@ def decode(content: bytes, into: type[T], where: str, error: type[CotenantError]
 
 
 def save(path: Path, value: object) -> None:
-    """Write a value as JSON, as a whole."""
+    """Write a value as JSON, atomically."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, an OSError without the name of a file, as that of a full disk, gets this one."""
+    """While active, an OSError without the name of a file, such as that of a full disk, gets this name."""
     try:
         yield
     except OSError as error:
@@ -265,10 +264,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file; a reader sees the old content or the new, never half of it.
+    """Replace a file atomically: a reader sees the old or the new content.
 
-    A symbolic link is written through. What is there and no regular file, as a device, is written to, not replaced.
-    The folder is made below `.cotenant` alone. Raises OSError with the name of the file.
+    Symbolic links are followed. An existing file that is not regular, such as a device, is written, not replaced.
+    Folders are created only below `.cotenant`. Raises OSError with the name of the file.
     """
     target = Path(os.path.realpath(path))
     if STATE_FOLDER in target.parent.parts:
@@ -296,9 +295,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def append_entry(path: Path, entry: Any) -> None:
-    """Add a line of JSON to a file, which is made if need be; it is on disk when this returns.
+    """Append a line of JSON to a file, and flush it to disk; creates the file.
 
-    A line that an interruption cut short stays a line of its own. Raises OSError, ValueError when it is not JSON.
+    A truncated last line, from an interruption, remains a separate line. Raises OSError, and ValueError if the entry is
+    not JSON.
     """
     line = json.dumps(entry, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ def append_entry(path: Path, entry: Any) -> None:
 
 
 def processor_facts() -> dict[str, str]:
-    """What Linux says of the first processor, by field ("model name", "flags", ...); empty elsewhere."""
+    """Fields of the first processor in /proc/cpuinfo ("model name", "flags", ...); empty without it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -322,11 +322,11 @@ def processor_facts() -> dict[str, str]:
 
 
 def read_entries(path: Path) -> Iterator[Any]:
-    """The lines of such a file, those left out that are no JSON; none when there is no file. Raises CotenantError."""
+    """Entries of a file of JSON lines, without invalid lines; none without a file. Raises CotenantError."""
     if not path.exists():
         return
     for line in read_bytes(path, CotenantError).split(b"\n"):
         try:
             yield json.loads(line)
         except UNREADABLE:
-            continue  # an interruption cut it short
+            continue  # truncated by an interruption

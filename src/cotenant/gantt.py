@@ -1,4 +1,4 @@
-"""Gantt charts: bars on lanes over time. The data form of pictures, of stories of a query and of timelines."""
+"""Gantt charts: bars on lanes over time, the data of pictures and timelines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cotenant.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a Gantt chart: what `lane` runs from `start_ns` to `end_ns`.
+    """A bar of a Gantt chart, on `lane` from `start_ns` to `end_ns`.
 
-    Bars of one label have one letter and colour. `args` are further facts, for viewers that show them. Raises
-    InvalidValueError when a bar ends before it starts.
+    Bars of one label share a letter and a colour. `args` are further facts, for viewers that show them.
+    Raises InvalidValueError if a bar ends before it starts.
     """
 
     lane: str
@@ -30,9 +30,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class GanttChart:
-    """Lanes in the order of the picture, idle ones included, their bars, and the end of all of it in ns.
+    """A Gantt chart: lanes in order, idle ones included, bars, and the end of the chart.
 
-    The bars of a lane do not overlap. `marks_ns` are times that concern all lanes, as of barriers.
+    The bars of a lane do not overlap. `marks_ns` are times common to all lanes, such as barriers.
     """
 
     lanes: tuple[str, ...]
@@ -51,12 +51,12 @@ def busy_ns(bars: Iterable[Bar]) -> int:
 
 
 def column_ns(until_ns: int, columns: int) -> list[tuple[int, int]]:
-    """Start and end of each of so many equal columns from 0 to `until_ns`."""
+    """Start and end of each of `columns` equal columns from 0 to `until_ns`."""
     return [(until_ns * at // columns, until_ns * (at + 1) // columns) for at in range(columns)]
 
 
 def label_at(bars: Sequence[Bar], start_ns: int, end_ns: int) -> str | None:
-    """The label that takes most of a column of a lane; None where the lane is idle for longer than any label takes."""
+    """The label with the most time in a column of a lane; None if the lane is idle for longer."""
     taken: dict[str | None, int] = {}
     for bar in bars:
         inside = min(end_ns, bar.end_ns) - max(start_ns, bar.start_ns)

@@ -9,13 +9,14 @@ import traceback
 from datetime import UTC, datetime
 
 import msgspec
+from typing_extensions import override
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (ISO 8601, UTC), level, logger, message, and the traceback where there is one."""
+    """Formats a record as JSON: time (ISO 8601, UTC), level, logger, message and, if any, the traceback."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,7 +1,6 @@
-"""What a run achieved: goodput, attainment, percentiles. Pure functions of how its queries ended.
+"""Figures of a run: goodput, attainment and percentiles, as pure functions of the outcomes of its queries.
 
-`docs/metrics.md` defines every figure. The load generator and the simulator both fill an `OutcomeLog`; the same
-functions then serve both.
+`docs/metrics.md` defines each figure. The load generator and the simulator both fill an `OutcomeLog`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _ANSWERED, _LATE = _CODES[Outcome.ANSWERED], _CODES[Outcome.LATE]
 
 
 _NEARLY = 0.95
-"""A client's limit from this part of the SLO on counts as the SLO: a deadline set to it has lost some on its way."""
+"""Part of the SLO from which a client's time-out counts as the SLO: transport takes some of a gRPC deadline."""
 
 
 def is_impatient(limit_ns: int | None, slo_ns: int) -> bool:
-    """Whether a client allows its query less time than the SLO."""
+    """Whether a client's time-out `limit_ns` is below the SLO."""
     return limit_ns is not None and limit_ns < _NEARLY * slo_ns
 
 
-def is_apart(outcome: Outcome, latency_ns: int, slo_ns: int, limit_ns: int | None = None) -> bool:
-    """Whether a query is left out of its tenant's attainment, and counted apart.
+def is_excluded(outcome: Outcome, latency_ns: int, slo_ns: int, limit_ns: int | None = None) -> bool:
+    """Whether a query is excluded from the attainment of its tenant.
 
-    It is where its client allowed less time (`limit_ns`) than the SLO, however it ended, or withdrew it before the SLO
-    had passed: of neither can anybody tell whether it would have been answered in time.
+    That holds if its client set a time-out (`limit_ns`) below the SLO, or cancelled it within the SLO. Whether it would
+    have been answered in time is unknown.
     """
     if outcome is Outcome.CANCELLED and latency_ns <= slo_ns:
         return True
@@ -46,9 +45,9 @@ def is_apart(outcome: Outcome, latency_ns: int, slo_ns: int, limit_ns: int | Non
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """How one query ended. Times are nanoseconds from the start of the run.
+    """Outcome of one query. Times are nanoseconds from the start of the run.
 
-    `scheduled_ns` is when it was due to be sent (its arrival, in the simulator), whenever it was really sent.
+    `scheduled_ns` is the time at which it was due to be sent (in the simulator, its arrival), even if it was sent late.
     """
 
     tenant: str
@@ -58,7 +57,7 @@ class QueryRecord:
 
     @property
     def latency_ns(self) -> int:
-        """Time from when the query was due until it ended."""
+        """Time from due to ended."""
         return self.ended_ns - self.scheduled_ns
 
 
@@ -81,11 +80,11 @@ class Columns:
         return np.isin(self.outcome, (_ANSWERED, _LATE))
 
     def of(self, outcome: Outcome) -> npt.NDArray[np.bool_]:
-        """Whether the query ended so."""
+        """Whether the query had this outcome."""
         return np.equal(self.outcome, _CODES[outcome])
 
-    def apart(self, slo_ns: int | None, limit_ns: int | None = None) -> npt.NDArray[np.bool_]:
-        """Whether the query is left out of attainment, see `is_apart`; none is where the SLO is not known."""
+    def excluded(self, slo_ns: int | None, limit_ns: int | None = None) -> npt.NDArray[np.bool_]:
+        """Whether each query is excluded from attainment (`is_excluded`); none without a known SLO."""
         if slo_ns is None:
             return np.zeros(len(self.outcome), np.bool_)
         if is_impatient(limit_ns, slo_ns):
@@ -93,41 +92,41 @@ class Columns:
         return self.of(Outcome.CANCELLED) & (self.latency_ns <= slo_ns)
 
     def window(self, start_ns: int, end_ns: int) -> Columns:
-        """Only the queries that were due in [start, end)."""
+        """The queries due in [start, end)."""
         keep = (self.scheduled_ns >= start_ns) & (self.scheduled_ns < end_ns)
         return self if keep.all() else Columns(self.scheduled_ns[keep], self.ended_ns[keep], self.outcome[keep])
 
 
 class OutcomeLog:
-    """Grows by one line per ended query; 17 bytes each, so that a simulation of millions fits.
+    """Append-only columns of the outcomes of queries, 17 bytes for each.
 
-    Tenants named at construction come first and are there even when they had no query.
+    Tenants named at construction come first, and are listed even without queries.
     """
 
     def __init__(self, tenants: Iterable[str] = ()) -> None:
         self._columns: dict[str, tuple[array[int], array[int], bytearray]] = {}
         self.policy_faults = 0
-        """Calls of the policy that failed in the run; see `core.faults`."""
+        """Failed calls of the policy in the run (`core.faults`)."""
         for tenant in tenants:
             self._open(tenant)
 
     @classmethod
     def of(cls, records: Iterable[QueryRecord], tenants: Iterable[str] = ()) -> OutcomeLog:
-        """Collect records."""
+        """Build a log of records."""
         log = cls(tenants)
         for record in records:
             log.add(record.tenant, record.scheduled_ns, record.ended_ns, record.outcome)
         return log
 
     def add(self, tenant: str, scheduled_ns: int, ended_ns: int, outcome: Outcome) -> None:
-        """Note that a query ended."""
+        """Append the outcome of a query."""
         scheduled, ended, codes = self._columns.get(tenant) or self._open(tenant)
         scheduled.append(scheduled_ns)
         ended.append(ended_ns)
         codes.append(_CODES[outcome])
 
     def extend(self, other: OutcomeLog) -> None:
-        """Note all that another log holds, as of another run under the same conditions."""
+        """Append all of another log, such as that of another run under the same conditions."""
         self.policy_faults += other.policy_faults
         for tenant, columns in other._columns.items():
             for mine, theirs in zip(self._columns.get(tenant) or self._open(tenant), columns, strict=True):
@@ -135,17 +134,14 @@ class OutcomeLog:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Names, in the order given or first met."""
+        """Names, in the order given or of the first query."""
         return tuple(self._columns)
 
     def __len__(self) -> int:
         return sum(len(codes) for _, _, codes in self._columns.values())
 
     def columns(self, tenant: str, last: int | None = None) -> Columns:
-        """Copy out the queries of one tenant, or only the `last` that ended.
-
-        Raises InvalidValueError for a tenant that is not in the log.
-        """
+        """Copy of the queries of one tenant, or of the `last` that ended. Raises InvalidValueError if unknown."""
         if tenant not in self._columns:
             raise InvalidValueError("outcome log", "tenant", tenant, f"one of {', '.join(self._columns) or '(none)'}")
         scheduled, ended, codes = self._columns[tenant]
@@ -168,11 +164,10 @@ class OutcomeLog:
 
 @dataclass(frozen=True, slots=True)
 class TenantSummary:
-    """Figures of one tenant (or of all together) over the counted window.
+    """Figures of one tenant, or of all, over the counted window.
 
-    `p50_ns` and `p99_ns` are over answered and late queries, None where there was none. `slo_ns` is None where it is
-    not known or, for the total, not one. Of the offered queries `apart` are left out of attainment, `apart_answered` of
-    them answered.
+    `p50_ns` and `p99_ns` are over answered and late queries; None without any. `slo_ns` is None if unknown, and for
+    the total. `excluded` counts the offered queries excluded from attainment, `excluded_answered` those answered.
     """
 
     tenant: str
@@ -186,19 +181,19 @@ class TenantSummary:
     cancelled: int
     p50_ns: int | None
     p99_ns: int | None
-    apart: int = 0
-    apart_answered: int = 0
+    excluded: int = 0
+    excluded_answered: int = 0
 
     @property
     def offered(self) -> int:
-        """Queries that were due in the window, however they ended."""
+        """Queries due in the window, of any outcome."""
         return self.answered + self.late + self.rejected + self.dropped + self.failed + self.cancelled
 
     @property
     def attainment(self) -> float | None:
-        """Share of the offered queries that were answered within the SLO, those `apart` left out; None without any."""
-        counted = self.offered - self.apart
-        return (self.answered - self.apart_answered) / counted if counted else None
+        """Share of the offered queries answered within the SLO, without the `excluded` ones; None without any."""
+        counted = self.offered - self.excluded
+        return (self.answered - self.excluded_answered) / counted if counted else None
 
     @property
     def goodput_per_s(self) -> float:
@@ -235,12 +230,12 @@ class Summary:
 
     @property
     def worst_attainment(self) -> float | None:
-        """The lowest attainment of any tenant that offered queries."""
+        """The lowest attainment of a tenant with queries."""
         return min((a for t in self.tenants if (a := t.attainment) is not None), default=None)
 
     @property
     def mean_attainment(self) -> float | None:
-        """Attainment averaged over the tenants that offered queries, each counting the same whatever its rate."""
+        """Mean attainment of the tenants with queries, unweighted."""
         shares = [a for t in self.tenants if (a := t.attainment) is not None]
         return sum(shares) / len(shares) if shares else None
 
@@ -276,10 +271,10 @@ def summarise(
     limit_ns: Mapping[str, int] | None = None,
     tenants: Sequence[str] = (),
 ) -> Summary:
-    """Sum up the queries that were due in [start_ns, end_ns), however late they ended.
+    """Summarise the queries due in [start_ns, end_ns), however late they ended.
 
-    `limit_ns` is what clients allowed their queries, of tenants whose clients did. `tenants` get a line each even
-    without a query, and come first. Raises InvalidValueError when the window is empty.
+    `limit_ns` is the clients' time-out, by tenant. `tenants` come first, and get a line even without queries.
+    Raises InvalidValueError when the window is empty.
     """
     if end_ns <= start_ns:
         raise InvalidValueError("summary", "end_ns", end_ns, f"later than start_ns, which is {start_ns}")
@@ -289,21 +284,23 @@ def summarise(
     parts = [(log if name in logged else OutcomeLog([name])).columns(name).window(start_ns, end_ns) for name in names]
     slos, limits = slo_ns or {}, limit_ns or {}
     span_ns = end_ns - start_ns
-    aparts = [part.apart(slos.get(name), limits.get(name)) for name, part in zip(names, parts, strict=True)]
+    exclusions = [part.excluded(slos.get(name), limits.get(name)) for name, part in zip(names, parts, strict=True)]
     lines = tuple(
-        _line(name, span_ns, slos.get(name), part, apart)
-        for name, part, apart in zip(names, parts, aparts, strict=True)
+        _line(name, span_ns, slos.get(name), part, excluded)
+        for name, part, excluded in zip(names, parts, exclusions, strict=True)
     )
     everything = Columns(
         np.concatenate([np.empty(0, np.int64), *(part.scheduled_ns for part in parts)]),
         np.concatenate([np.empty(0, np.int64), *(part.ended_ns for part in parts)]),
         np.concatenate([np.empty(0, np.uint8), *(part.outcome for part in parts)]),
     )
-    apart = np.concatenate([np.empty(0, np.bool_), *aparts])
-    return Summary(lines, _line("total", span_ns, None, everything, apart))
+    excluded = np.concatenate([np.empty(0, np.bool_), *exclusions])
+    return Summary(lines, _line("total", span_ns, None, everything, excluded))
 
 
-def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns, apart: npt.NDArray[np.bool_]) -> TenantSummary:
+def _line(
+    name: str, span_ns: int, slo_ns: int | None, columns: Columns, excluded: npt.NDArray[np.bool_]
+) -> TenantSummary:
     counts = np.bincount(columns.outcome, minlength=len(OUTCOMES))
     latencies = columns.latency_ns[columns.completed]
     return TenantSummary(
@@ -313,16 +310,16 @@ def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns, apart: 
         **{outcome.value: int(counts[code]) for code, outcome in enumerate(OUTCOMES)},
         p50_ns=percentile_ns(latencies, 50),
         p99_ns=percentile_ns(latencies, 99),
-        apart=int(apart.sum()),
-        apart_answered=int((apart & columns.of(Outcome.ANSWERED)).sum()),
+        excluded=int(excluded.sum()),
+        excluded_answered=int((excluded & columns.of(Outcome.ANSWERED)).sum()),
     )
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
-    """Make plain data of a summary, ready for `json.dumps`: `{"tenants": {name: figures}, "total": figures}`.
+    """Plain data of a summary, ready for `json.dumps`: `{"tenants": {name: figures}, "total": figures}`.
 
-    Figures: `slo_ms`, `span_s`, the six counts, `offered` and `apart`, `p50_ms`, `p99_ms`, `goodput_per_s`,
-    `offered_per_s`, `attainment` (0 to 1); null where there is no value.
+    Figures: `slo_ms`, `span_s`, the six counts, `offered`, `apart` (excluded), `p50_ms`, `p99_ms`, `goodput_per_s`,
+    `offered_per_s`, `attainment` (0 to 1); null without a value.
     """
     return {
         "tenants": {line.tenant: _figures(line) for line in summary.tenants},
@@ -343,7 +340,7 @@ def _figures(line: TenantSummary) -> dict[str, Any]:
         "dropped": line.dropped,
         "failed": line.failed,
         "cancelled": line.cancelled,
-        "apart": line.apart,
+        "apart": line.excluded,
         "p50_ms": line.p50_ms,
         "p99_ms": line.p99_ms,
         "goodput_per_s": line.goodput_per_s,

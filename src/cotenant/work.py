@@ -57,9 +57,9 @@ def may_split(splits: Iterable[Sequence[int]], start: int, end: int) -> bool:
     return any(start in run and end in run for run in splits)
 
 
-class PieceTime(Struct, frozen=True, gc=False, array_like=True):
-    """Units of a placed launch that ran in one call: on which cores of its share, by number, how many units, and from
-    when to when after the launch's units had begun."""
+class TaskTime(Struct, frozen=True, gc=False, array_like=True):
+    """When one task of a placed launch ran: `units` units on these cores of its share, by number, from `start_ns` to
+    `end_ns` after the first unit of the launch began."""
 
     cores: tuple[int, ...]
     units: int
@@ -68,8 +68,8 @@ class PieceTime(Struct, frozen=True, gc=False, array_like=True):
 
 
 def lane_name(number: int, cores: Sequence[int], device: str) -> str:
-    """What a number in the pieces of a launch means, in a share of these cores: a core of the machine; in a share of a
-    GPU 0 is that, and others are the cores beside it, from `cpu:0` on."""
+    """Name of core `number` of a `TaskTime`, in a share with these cores: a core of the machine. In a share of a GPU,
+    number 0 is the GPU and number n the CPU core `cpu:n-1` beside it."""
     if device == CPU:
         return f"core {cores[number]}"
     return f"cpu:{number - 1}" if number else device

@@ -33,7 +33,7 @@ def test_models_lists_applications_and_what_is_wrong_with_them(tmp_path: Path, r
     status, out, _ = run("models", root, "--json")
     assert status == 1
     errors = {row["model"]: row["error"] for row in json.loads(out)["models"]}
-    assert errors["diamond"] == "stage 'right': model 'half' is not there, or cannot be served"
+    assert errors["diamond"] == "stage 'right': model 'half' is missing or cannot be served"
     assert "unknown stage 'nobody'" in errors["wrong"]
     assert errors["chain"] == ""
 

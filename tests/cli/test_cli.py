@@ -22,6 +22,8 @@ from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import contention_path, profile_path
+from cotenant.trace.lost import CAUSE_NAMES
+from cotenant.types import LossCause
 from cotenant.world.contention import Traffic
 from installed import known
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
@@ -122,7 +124,7 @@ def test_models_lists_what_is_wrong_and_fails(run: Run, tmp_path: Path) -> None:
     }
     assert all(text in errors["twin"] for text in BAD["twin"][2])
     assert errors["chooser"] == errors["owner"] == ""
-    assert "model 'two': tenant 'Owner of two' owns model 'owner' already" in errors["two"]
+    assert "model 'two': tenant 'Owner of two' already owns model 'owner'" in errors["two"]
     status, out, _ = run("models", tmp_path / "models")
     assert status == 1
     assert "no_slo" in out
@@ -262,11 +264,11 @@ def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: P
     assert len(told["losses"]) == lost
     assert told["bound"] | {"missing_events": 0} == one_object(run("bound", path, "--json")[1])
     assert "could be answered in time" in out
-    assert all(cause in out for causes in told["lost"].values() for cause in causes)
+    assert all(CAUSE_NAMES[LossCause(cause)] in out for causes in told["lost"].values() for cause in causes)
     loss = told["losses"][-1]
     story = run("explain", loss["query"], path)[1].splitlines()
-    assert story[-1].startswith(f"Lost by {loss['cause']}: ")
-    assert run("explain", "--lost", trace)[1] == "No query was lost: all that ended were answered in time.\n"
+    assert story[-1].startswith("Cause: ")
+    assert run("explain", "--lost", trace)[1] == "No query was lost: all were answered in time.\n"
 
 
 def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
@@ -284,7 +286,7 @@ def test_simulate_says_how_far_each_run_was_from_the_best(run: Run, root: Path, 
     arguments = ("simulate", workload, root, "--policy", "fcfs", "--policy", "edf", "--bound")
     status, out, err = run(*arguments)
     assert (status, err) == (0, "")
-    assert out.count("could be answered in time") == out.count("fair: the smallest attainment") == 2
+    assert out.count("could be answered in time") == out.count("fair: the least attainment") == 2
     first, last = (each["bound"] for each in one_object(run(*arguments, "--json")[1])["runs"])
     assert one_object(run(*arguments, "--trace", path, "--json")[1])["runs"][1]["bound"] == last
     assert one_object(run("bound", path, "--json")[1]) == last | {"missing_events": 0}

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.cli.quick_start import (
-    ASKED,
     CLIENT_COST_NS,
     CONTENDERS,
     MOST_RATE,
+    MOST_TRIES,
     demo_workload,
     latency_targets_ms,
-    patiently,
+    with_retries,
 )
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
@@ -115,12 +115,12 @@ def test_what_is_refused_is_asked_again_and_not_for_ever() -> None:
         return dict(inputs)
 
     given = {"x": np.ones(3)}
-    assert patiently(ask)("m", given) == given
+    assert with_retries(ask)("m", given) == given
     assert asked == [4]
     refusals[0], asked[0] = 1000, 0
     with pytest.raises(ClientError, match="m is refused"):
-        patiently(ask)("m", given)
-    assert asked == [ASKED]
+        with_retries(ask)("m", given)
+    assert asked == [MOST_TRIES]
 
 
 def test_the_contenders_are_what_serve_takes() -> None:

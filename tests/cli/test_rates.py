@@ -59,7 +59,7 @@ def test_rates_above_the_lanes_are_an_error(run: Run, root: Path, tmp_path: Path
     status, out, _ = run("models", made, "--json")
     assert (status, json.loads(out)["rates_error"] == "") == (0 if fits else 1, fits)
     status, out, _ = run("models", made)
-    assert ("the guaranteed rates (tenant.rate) take" in out) is not fits
+    assert ("the guaranteed rates (tenant.rate) need" in out) is not fits
 
 
 def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixture) -> None:

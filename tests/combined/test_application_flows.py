@@ -27,7 +27,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.policies.registry import rebuild_policy
 from cotenant.serve.models.served_models import QueryForm
 from cotenant.trace import decode_event, read, replay
-from cotenant.trace.explain import ApplicationStory, Explanation, explain
+from cotenant.trace.explain import ApplicationHistory, QueryHistory, explain
 from cotenant.types import ANSWERS, Outcome, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
 from cotenant.work import Share
@@ -304,7 +304,7 @@ def test_a_model_that_is_loaded_while_a_belief_fades_is_predicted() -> None:
 # --- the trace --------------------------------------------------------------------------------------------------------
 
 
-def told(path: Path, query: int) -> Explanation | ApplicationStory:
+def told(path: Path, query: int) -> QueryHistory | ApplicationHistory:
     return explain(read(path)[1], query)
 
 
@@ -315,14 +315,14 @@ def test_the_trace_tells_of_the_whole_and_of_each_stage(tmp_path: Path) -> None:
     world.at(12, lambda: world.driver.post(TenantRemoved("m1", "it broke")))
     world.run()
     story = told(path, number)
-    assert isinstance(story, ApplicationStory)
+    assert isinstance(story, ApplicationHistory)
     assert story.sentences() == [
         "Query 0 of the application 'app' was failed after 12.0 ms; its deadline was 60.0 ms.",
         "Reason given to the client: stage 's1': it broke.",
         "+0.0 ms: stage 's0' as query 1 of 'm0', due at +33.0 ms: answered at +10.0 ms",
         "+10.0 ms: stage 's1' as query 2 of 'm1', due at +53.0 ms: failed at +12.0 ms (it broke)",
-        "+10.0 ms: stage 's2' as query 3 of 'm2', due at +53.0 ms: withdrawn then",
-        "'cotenant explain' tells more of each stage by the number of its query.",
+        "+10.0 ms: stage 's2' as query 3 of 'm2', due at +53.0 ms: cancelled when the query ended",
+        "For details of a stage, run 'cotenant explain' with the number of its query.",
     ]
     stage = told(path, 2).sentences()
     assert stage[1:3] == [

@@ -31,11 +31,11 @@ from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
-from cotenant.trace.basis import GroupBeliefs
-from cotenant.trace.explain import Explanation, explain
+from cotenant.trace.basis import GroupFits
+from cotenant.trace.explain import QueryHistory, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
-from cotenant.work import Machine, PieceTime, Round, Slot
+from cotenant.work import Machine, Round, Slot, TaskTime
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 from strict_engine import StrictEngine as Engine
@@ -69,11 +69,11 @@ def test_a_query_that_waited_for_another_tenants_segment(tmp_path: Path) -> None
     record(path, Edf(ONE_LANE, preempt=True, slack_share=0.0), [at(0, LONG, 0), at(1, SHORT, 10), at(2, SHORT, 12)])
     assert story(path, 1) == [
         "Query 1 of 'short' was answered after 45.0 ms; its deadline was 50.0 ms.",
-        "It waited 30.0 ms and ran 15.0 ms in 1 launch(es); 0 of its tenant's queries waited before it.",
-        "Meanwhile, the lanes ran long 30.0 ms.",
+        "It waited 30.0 ms and ran 15.0 ms in 1 launch(es); 0 queries of its tenant waited before it.",
+        "Other launches meanwhile: long 30.0 ms.",
         "+30.0 ms: units 0 to 1 in a batch of 2 on cores 0,1: took 15.0 ms, predicted 15.0 ms, headroom 5.0 ms",
     ]
-    assert story(path, 2)[1].endswith("1 of its tenant's queries waited before it.")
+    assert story(path, 2)[1].endswith("1 queries of its tenant waited before it.")
     told = explain(read(path)[1], 0)
     assert [(launch.units, launch.end_ns - launch.start_ns) for launch in told.launches] == [
         ((0, 2), 40 * MS),
@@ -125,7 +125,7 @@ def basis(path: Path, query: int, fit: Fit | None) -> str:
         return fit
 
     head, records = read(path)
-    return explain(records, query, GroupBeliefs(head, rebuild_policy, find)).sentences()[-1]
+    return explain(records, query, GroupFits(head, rebuild_policy, find)).sentences()[-1]
 
 
 @pytest.mark.parametrize("enqueue_ms", [0.0, 30.0])
@@ -137,7 +137,7 @@ def test_what_the_prediction_of_a_group_rested_on(tmp_path: Path, enqueue_ms: fl
         frozenset({1, 2}): "ms; predicted as a group of 2, beside 'short' on cores 1, with 1 measured group near it",
         frozenset(
             {1}
-        ): "on cores 1, with no measured groups near it, none of so many members: 90.0 ms at most, in turn",
+        ): "on cores 1, with no measured groups near it, a size never measured: at most 90.0 ms, one by one",
     }
     for measured, end in ends.items():
         fit = Fit(*measured)
@@ -174,8 +174,8 @@ def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> No
     assert story(tmp_path / "dropped", 1) == [
         "Query 1 of 'short' was dropped after 50.0 ms; its deadline was 50.0 ms.",
         "Reason given to the client: timed out after 50.0 ms in the queue.",
-        "It waited 50.0 ms and ran 0.0 ms in 0 launch(es); 0 of its tenant's queries waited before it.",
-        "Meanwhile, the lanes ran long 50.0 ms.",
+        "It waited 50.0 ms and ran 0.0 ms in 0 launch(es); 0 queries of its tenant waited before it.",
+        "Other launches meanwhile: long 50.0 ms.",
     ]
     hopeless = Query(0, "long", 0, 20 * MS)
     record(tmp_path / "rejected", Edf(ONE_LANE), [hopeless])
@@ -245,7 +245,7 @@ def test_a_reload_is_told_to_queries_of_its_model_alone(tmp_path: Path) -> None:
         (60 * MS, LaunchEnded(2)),
     ]
     live(path, events, Edf(ONE_LANE, preempt=True, slack_share=0.0))
-    told = "+5.0 ms: its model was reloaded: what was not in its last launch waits for the new model."
+    told = "+5.0 ms: its model was reloaded: a query not in its last launch waits for the new model."
     assert told in story(path, 1)
     assert told not in story(path, 0)
 
@@ -284,15 +284,15 @@ def test_the_lanes_of_a_launch_that_ran_by_a_placement(tmp_path: Path) -> None:
     pieces = [[[0, 1], 4, 0, 4 * MS], [[0], 3, 4 * MS, 8 * MS], [[1], 2, 4 * MS, 6 * MS], [[0], 1, 8 * MS, 10 * MS]]
     lines = path.read_text().splitlines()
     ended = next(number for number, line in enumerate(lines) if '"LaunchEnded"' in line)
-    assert '"pieces"' not in lines[ended]  # of a launch as any other
-    lines[ended] = lines[ended].replace('"error":null', f'"error":null,"pieces":{json.dumps(pieces)}')
+    assert '"task_times"' not in lines[ended]  # of a launch as any other
+    lines[ended] = lines[ended].replace('"error":null', f'"error":null,"task_times":{json.dumps(pieces)}')
     path.write_text("\n".join(lines) + "\n")
     told = explain(read(path)[1], 0)
-    assert isinstance(told, Explanation)
-    assert told.launches[0].pieces[2] == PieceTime((1,), 2, 4 * MS, 6 * MS)
+    assert isinstance(told, QueryHistory)
+    assert told.launches[0].task_times[2] == TaskTime((1,), 2, 4 * MS, 6 * MS)
     assert told.sentences()[-2:] == [
-        f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 pieces",
-        f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 pieces",
+        f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 tasks",
+        f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 tasks",
     ]
 
 
@@ -317,6 +317,6 @@ def test_pointers_and_chunks_of_a_joint_plan_are_named(tmp_path: Path) -> None:
     long, short = (explain(read(path)[1], query).sentences() for query in (0, 1))
     assert [line.partition(": took")[0] for line in long[3:] if "launch" in line][-1] == (
         "+40.0 ms: launch 3, units 2 to 4 in a batch of 1 on cores 0 after launch 0 and 1 and 2, "
-        "a pointer to units 0 to 1 of 'short' (enqueued at +0.0 ms)"
+        "a synchronisation pointer to units 0 to 1 of 'short' (enqueued at +0.0 ms)"
     )
     assert "units 0 to 1 of the chunk of rows 0 to 1 in a batch of 1 on cores 1" in short[3] + short[4]

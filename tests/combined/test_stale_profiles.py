@@ -175,7 +175,7 @@ def test_a_profile_of_before_is_renewed_without_measuring(run: Run, here: Path) 
     before = load_profile(path)
     old = {name: replace(model, content=UNSET) for name, model in before.models.items()}
     save_profile(path, replace(before, models=old))
-    with pytest.raises(StaleProfileError, match="does not say of which files"):
+    with pytest.raises(StaleProfileError, match="has no digests of its files"):
         valid_profile(root)
     assert run("profile", root, "--json", "--budget", 0)[0] == 0
     assert valid_profile(root).models == before.models

@@ -52,7 +52,7 @@ def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
     assert waits[-1] == {"a": 0, "b": 0}
 
 
-def test_the_pieces_of_a_placed_launch_have_tracks_of_their_cores(tmp_path: Path) -> None:
+def test_the_tasks_of_a_placed_launch_have_tracks_of_their_cores(tmp_path: Path) -> None:
     path, out = tmp_path / "trace", tmp_path / "out.json"
     policy = Edf(ONE_LANE, preempt=False, slack_share=0.0)
     writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (B,), Machine.cpu(CORES), created=""))
@@ -61,7 +61,7 @@ def test_the_pieces_of_a_placed_launch_have_tracks_of_their_cores(tmp_path: Path
     writer.close()
     pieces = [[[0, 1], 3, 0, MS], [[1], 2, MS, 4 * MS]]
     ended = '"error":null'
-    path.write_text(path.read_text().replace(ended, f'{ended},"pieces":{json.dumps(pieces)}'))
+    path.write_text(path.read_text().replace(ended, f'{ended},"task_times":{json.dumps(pieces)}'))
     assert write_timeline(out, read(path)[1]) == 1
     events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -83,7 +83,7 @@ def test_it_is_found_beside_ours_and_no_two_are(root: Path) -> None:
     with pytest.raises(ModelError, match=r"null_format runs it only on cpu. Export it as .pt2 for cuda:0"):
         open_model(found.path, device="cuda:0")
     (root / "idle" / "1" / "model.onnx").write_text("")
-    with pytest.raises(ConfigError, match=r"holds model.onnx and model.null, expected one of them"):
+    with pytest.raises(ConfigError, match=r"has model.onnx and model.null, expected one of them"):
         find_versions(root, "idle")
     register(FORMATS[".null"])
     with pytest.raises(InvalidValueError, match=r"suffix is '.null', expected one that no other format has"):

@@ -33,8 +33,8 @@ from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, Tas
 from cotenant.techniques.placement.plan.profiled import graph_of
 from cotenant.techniques.placement.task_profile import CopyTimes, DeviceTimes, ModelTasks, load_tasks, save_tasks
 from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, load_placement, save_placement
-from cotenant.trace.explain import LaunchStory
-from cotenant.work import PieceTime, Share
+from cotenant.trace.explain import LaunchHistory
+from cotenant.work import Share, TaskTime
 from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, save_wide
 from repositories import SLO_MS
 
@@ -135,8 +135,8 @@ def test_a_server_follows_a_placement_over_the_stream_and_cores(root: Path, monk
         np.testing.assert_allclose(result.outputs[name], value.numpy(), rtol=1e-5, atol=1e-6)
     assert 'cotenant_placed_launches_total{tenant="wide"} 1.0' in text
     [ended] = seen.events(LaunchEnded)
-    assert sum(piece.units for piece in ended.pieces) == len(made.units)
-    assert {core for piece in ended.pieces for core in piece.cores} == {0, 1, 2}
+    assert sum(piece.units for piece in ended.task_times) == len(made.units)
+    assert {core for piece in ended.task_times for core in piece.cores} == {0, 1, 2}
 
 
 def test_what_is_slower_is_left_aside(
@@ -179,8 +179,8 @@ def test_the_command_places_it_and_checks_the_plan(
 
 
 def test_explain_names_the_gpu_and_the_cores_beside_it() -> None:
-    pieces = (PieceTime((0,), 3, 0, 10_000_000), PieceTime((2,), 2, 5_000_000, 10_000_000))
-    launch = LaunchStory(0, 0, 10_000_000, (0, 5), 1, (0, 1, 2, 3), 1, 0, device="cuda:1", pieces=pieces)
+    pieces = (TaskTime((0,), 3, 0, 10_000_000), TaskTime((2,), 2, 5_000_000, 10_000_000))
+    launch = LaunchHistory(0, 0, 10_000_000, (0, 5), 1, (0, 1, 2, 3), 1, 0, device="cuda:1", task_times=pieces)
     gpu, core = launch.lanes()
     assert gpu.startswith("    cuda:1 │████")
     assert core.startswith("    cpu:1 │····")

@@ -385,5 +385,5 @@ def test_a_version_holds_one_format(tmp_path: Path) -> None:
     (tmp_path / "line" / "config.toml").write_text("[tenant]\nslo_ms = 100\n", encoding="utf-8")
     assert find_versions(tmp_path, "line")[0].path == path
     (folder / "model.onnx").write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"holds model.onnx and model.pt2, expected one of them"):
+    with pytest.raises(ConfigError, match=r"has model.onnx and model.pt2, expected one of them"):
         find_versions(tmp_path, "line")

@@ -155,12 +155,12 @@ async def test_an_answer_that_is_not_the_one_that_was_given_alone_is_a_failure(p
 
 
 @in_loop
-async def test_nothing_is_checked_where_a_sample_is_not_answered_alone() -> None:
+async def test_nothing_is_checked_where_a_sample_fails_alone() -> None:
     async def refuse(_: int) -> Answer:
         return 503, "the queue is full"
 
     async with serving(refuse) as server:
-        with pytest.raises(LoadError, match="a sample is not answered alone, so nothing can be checked: the queue"):
+        with pytest.raises(LoadError, match="a sample failed alone, so responses cannot be checked: the queue"):
             await run_load(workload(tenant(count=1)), http_url=server.http_url, inputs=INPUTS, check=True)
 
 

@@ -25,17 +25,17 @@ EFFORT = Effort(budget_s=0.0, min_runs=9, max_runs=9, warm_up=0)
 
 @dataclass
 class Machine:
-    """Clocks of a thread that computes for `own_ns` a run, and from which others take `stolen_ns` of those runs."""
+    """Clocks of a thread that computes for `own_ns` a run, and from which others take `steal_ns` of those runs."""
 
     own_ns: int
-    stolen: list[int]
+    steal_ns: list[int]
     wall_ns: int = 0
     cpu_ns: int = 0
     runs: int = 0
 
     def work(self) -> None:
         self.cpu_ns += self.own_ns
-        self.wall_ns += self.own_ns + self.stolen[self.runs % len(self.stolen)]
+        self.wall_ns += self.own_ns + self.steal_ns[self.runs % len(self.steal_ns)]
         self.runs += 1
 
     def perf_counter_ns(self) -> int:
@@ -73,20 +73,20 @@ def target(monkeypatch: pytest.MonkeyPatch) -> CoreTarget:
     return CoreTarget()
 
 
-@given(own_us=st.integers(1, 10**6), stolen=st.lists(st.integers(0, 10**9), min_size=1, max_size=9))
-def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, stolen: list[int]) -> None:
-    machine = Machine(own_us * 1000, stolen)
+@given(own_us=st.integers(1, 10**6), steal_ns=st.lists(st.integers(0, 10**9), min_size=1, max_size=9))
+def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, steal_ns: list[int]) -> None:
+    machine = Machine(own_us * 1000, steal_ns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "time", machine)
         patch.setattr(solo, "waits", lambda: 0)
         [samples] = in_turns([machine.work], EFFORT, is_inline=True)
-        assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STOLEN_NS for each in samples)
+        assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STEAL_NS for each in samples)
         machine.runs = 0
         [walls] = in_turns([machine.work], EFFORT)
         machine.runs = 0
         patch.setattr(solo, "waits", lambda: machine.runs)  # it waits for something: a device, say
         assert in_turns([machine.work], EFFORT, is_inline=True) == [walls]
-    assert walls == [machine.own_ns + stolen[run % len(stolen)] for run in range(EFFORT.min_runs)]
+    assert walls == [machine.own_ns + steal_ns[run % len(steal_ns)] for run in range(EFFORT.min_runs)]
 
 
 def test_on_several_cores_a_point_is_measured_until_others_leave_them(target: CoreTarget) -> None:

@@ -293,7 +293,7 @@ def test_models_that_cannot_be_profiled_are_left_out_with_the_reason(root: Path)
     write_model(root, "fails_always", config(), {1: unprofilable})
     profile, errors = profile_repository(root, SETTINGS, TINY, fresh=False, on_step=lambda *_: None)
     assert profile.models.keys() == {*POINTS, "chooser"}
-    assert "owns model 'chooser' already" in errors["twin"]
+    assert "already owns model 'chooser'" in errors["twin"]
     assert "set max_batch = 1" in errors["no_batch"]
     assert "slo_ms is missing" in errors["no_slo"]
     assert "units 0 to" in errors["fails_always"]

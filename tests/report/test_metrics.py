@@ -170,12 +170,12 @@ def test_impatient_clients_and_those_that_leave_in_time_are_counted_apart() -> N
     ]
     slos = {"a": 100, "hasty": 100, "nearly": 100}
     summary = summarise(queries, end_ns=S, slo_ns=slos, limit_ns={"hasty": 20, "nearly": 97})
-    lines = {line.tenant: (line.offered, line.apart, line.attainment) for line in summary.tenants}
+    lines = {line.tenant: (line.offered, line.excluded, line.attainment) for line in summary.tenants}
     assert lines == {"a": (3, 1, 0.5), "hasty": (2, 2, None), "nearly": (1, 0, 0.0), "unknown": (1, 0, 0.0)}
-    assert (summary.total.apart, summary.total.attainment) == (3, 1 / 4)
+    assert (summary.total.excluded, summary.total.attainment) == (3, 1 / 4)
     assert summary.worst_attainment == 0.0
     console = Console(width=160, record=True)
     with console.capture() as capture:
         console.print(outcome_table(summary, "a title"))
-    assert "apart" in capture.get()
+    assert "excluded" in capture.get()
     assert to_json(summary)["tenants"]["hasty"]["apart"] == 2

@@ -117,10 +117,10 @@ def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
     found = RunBound(tenants, 2, most=120.0, shares=100.0, weighted=120.0, fair=0.6, limited_by=("ocr",))
     _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], bounds={"edf": found})
     text = "".join(reader.text)
-    assert text.count("75.0 % of what any schedule could have answered in time") == 1
-    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of it." in text
-    assert "by what ocr ask for, and was 30.0 %: 50.0 % of it." in text
-    assert "at most 100 could be; the run had 90.0 % of it, but ocr got 30 of the 40 that it could have had so." in text
+    assert text.count("75.0 % of the upper bound of any schedule") == 1
+    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of the bound." in text
+    assert "(by the demand of ocr) and was 30.0 %: 50.0 % of the bound." in text
+    assert "as it could alone on its share: 90.0 % of the bound, but ocr had 30 of its 40." in text
     assert "1.25x" in text
     _, reader = read(tmp_path, [run("edf", 90)])
     assert "any schedule" not in "".join(reader.text)
@@ -128,12 +128,12 @@ def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
 
 def test_what_was_lost_is_shown_by_cause(tmp_path: Path) -> None:
     account = LossAccount(tables({"<b>a": 1}), TWO_LANES)
-    for cause, whom in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.DOOR, "")):
-        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, whom))
+    for cause, culprit in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.FRONT_END, "")):
+        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, culprit))
     text, reader = read(tmp_path, [run("edf", 90)], losses={"edf": account})
     shown = " ".join("".join(reader.text).split())
-    assert "What was lost, and why" in shown
-    assert "tenantlostneighbourdoor<b>a321" in shown.replace(" ", "")
+    assert "Lost queries and their causes" in shown
+    assert "tenantlostothertenantsfrontend<b>a321" in shown.replace(" ", "")
     assert "<b>a lost 2 to <i>b" in shown
     assert "<i>b" not in text
     assert "What was lost" not in read(tmp_path, [run("edf", 90)])[0]

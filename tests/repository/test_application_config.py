@@ -89,7 +89,7 @@ MISTAKES = {
     "no inputs": (GOOD.replace('inputs = { x = "x" }', "inputs = {}"), "application.stage[0].inputs", "length >= 1"),
     "priority": (GOOD.replace("slo_ms", "priority = -1\nslo_ms"), "application.priority", ">= 0"),
     "not toml": (GOOD + "\n[", "not valid TOML"),
-    "stage twice": (GOOD + stage(name='"first"'), "application.stage[2].name", "'first' is there twice"),
+    "stage twice": (GOOD + stage(name='"first"'), "application.stage[2].name", "'first' occurs twice"),
     "dot in name": (GOOD.replace('"first"', '"fi.rst"'), "application.stage[0].name", "has a dot"),
     "unknown stage": (GOOD.replace("first.y", "frist.y"), "unknown stage 'frist'", "'first', 'second'", "no dot"),
     "stage without output": (GOOD.replace('"first.y" }', '"first" }'), "inputs.x", "first.OUTPUT"),
@@ -97,8 +97,8 @@ MISTAKES = {
     "output of no stage": (GOOD.replace('"second.y"', '"x"'), "application.outputs.y", "STAGE.OUTPUT"),
     "output of unknown stage": (GOOD.replace('"second.y"', '"zzz.y"'), "application.outputs.y", "unknown stage 'zzz'"),
     "unused stage": (GOOD.replace("y = ", "# ", 1) + stage(), "stage", "is used"),
-    "itself": (GOOD.replace('{ x = "x" }', '{ x = "first.y" }'), "circle: first -> first"),
-    "circle": (GOOD.replace('{ x = "x" }', '{ x = "second.y" }'), "circle: "),
+    "itself": (GOOD.replace('{ x = "x" }', '{ x = "first.y" }'), "cycle: first -> first"),
+    "circle": (GOOD.replace('{ x = "x" }', '{ x = "second.y" }'), "cycle: "),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_mistake_is_named(tmp_path: Path, name: str) -> None:
 def test_a_model_beside_an_application(tmp_path: Path) -> None:
     write_model(tmp_path, "app", config(), {1: lambda: scaled(1.0)})
     write_application(tmp_path, "app", CHAIN)
-    with pytest.raises(ConfigError, match="holds the version '1' of a model too"):
+    with pytest.raises(ConfigError, match="also has the version '1' of a model"):
         read_application(tmp_path, "app")
 
 

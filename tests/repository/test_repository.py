@@ -66,7 +66,7 @@ def test_a_version_is_its_number_and_has_one_directory(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"c: the directories '007' and '7' are both version 7, expected one of them"):
         find_versions(root, "c")
     write_model(root, "d", config(), {1: fixed, "9" * 200: fixed})
-    with pytest.raises(ConfigError, match=r"9: is no version, expected a number of at most 18 digits"):
+    with pytest.raises(ConfigError, match=r"9: is not a version, expected a number of at most 18 digits"):
         find_versions(root, "d")
     found = {(each.model, each.version) for each in readable_versions(root)}
     assert {(model, version) for model, version in found if model in "cd"} == {("c", 12), ("d", 1)}

@@ -230,7 +230,7 @@ def test_a_model_has_as_much_room_as_is_free_and_another_one_still_gets_some(edg
         assert b"retry-after: 1\r\n" in text
         assert b"requests of model 'inline' hold 204800 bytes, as many as are free" in text
     [(_, error)] = edge.inner.told
-    assert error.cause is LossCause.DOOR
+    assert error.cause is LossCause.FRONT_END
     body = json_body(LARGE)
     with opened(edge, head("identity_fp32", b"Content-Length: %d" % len(body)) + body) as other:
         assert answered(other)[0] == 200

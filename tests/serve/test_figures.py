@@ -28,7 +28,7 @@ from cotenant.config import DeviceSection
 from cotenant.core.actions import Respond
 from cotenant.core.events import AnswerLate, ApplicationEnded, QueryArrived, QueryCancelled, QueryRefused, TenantRemoved
 from cotenant.measure import loader
-from cotenant.metrics import is_apart
+from cotenant.metrics import is_excluded
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.counters import Counters, TenantCounters
 from cotenant.serve.engine.slo_watch import SloWatch, Turn, log_turns, turn_text
@@ -72,7 +72,7 @@ def ended(counters: Counters, number: int, outcome: Outcome, now_ms: float, tena
 )
 def test_who_is_counted_apart(outcome: Outcome, latency_ms: int, limit_ms: int | None, apart: bool) -> None:
     limit_ns = None if limit_ms is None else limit_ms * MS
-    assert is_apart(outcome, latency_ms * MS, SLO_NS, limit_ns) is apart
+    assert is_excluded(outcome, latency_ms * MS, SLO_NS, limit_ns) is apart
 
 
 def test_what_never_was_answered_is_in_the_last_bucket_alone() -> None:
@@ -384,7 +384,7 @@ def test_a_miss_of_the_slo_is_one_line_with_its_cause(caplog: pytest.LogCaptureF
     assert caplog.messages == []  # not on the way of queries
     clock.run()
     assert caplog.messages == [
-        "tenant 'a' begins to miss its SLO of 100 ms: 6 of its last 6 queries, most of them by neighbour"
+        "tenant 'a' begins to miss its SLO of 100 ms: 6 of its last 6 queries (main cause: other tenants)"
     ]
     text = turn_text("a", SLO_NS, Turn(False, 1, 100, 34, 12_300 * MS))
     assert text == "tenant 'a' meets its SLO of 100 ms again: 34 queries missed it in 12.3 s"

@@ -109,7 +109,7 @@ def test_of_two_models_with_one_tenant_one_is_served(server: Server) -> None:
     with ThreadPoolExecutor(2) as pool:
         ended = [each.exception(WAIT_S) for each in [pool.submit(server.load, name) for name in ("left", "right")]]
     [error] = filter(None, ended)
-    assert "tenant 'both' owns model" in str(error)
+    assert "tenant 'both' already owns model" in str(error)
     assert sum(server.names.get(name).is_served for name in ("left", "right")) == 1
 
 

@@ -145,7 +145,7 @@ def test_readers_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
             explain(read(path)[1], number)
     assert losses_of(*read(path))[1] == []
     bound = bound_of(*read(path))
-    assert bound.in_time == bound.tenants[0].asked == 3
+    assert bound.in_time == bound.tenants[0].offered == 3
     assert write_timeline(tmp_path / "timeline.json", read(path)[1]) == 3
     assert "3 events are missing" in (tmp_path / "timeline.json").read_text("utf-8")
     for command in (["explain", "--lost"], ["bound"], ["replay"]):
@@ -203,7 +203,7 @@ def test_each_event_is_written_in_order_or_counted(
         for events, is_open, pieces in steps:
             (gate.open.set if is_open else gate.open.clear)()
             for _ in range(events):
-                recorder(number, LaunchEnded(number, pieces=((),) * pieces), [], None)  # type: ignore[arg-type]
+                recorder(number, LaunchEnded(number, task_times=((),) * pieces), [], None)  # type: ignore[arg-type]
                 number += 1
             recorder(number, TenantRemoved("a", "gone"), [], None)
             tenants.add(number)

@@ -125,7 +125,9 @@ def test_what_no_tenant_can_be_blamed_for_is_not_counted(tmp_path: Path) -> None
         server.refused("nowhere", 5, error)
         server.refused("narrow", 5, ServeError(Status.INVALID_ARGUMENT, "the body is malformed"))
         assert watch.events(QueryRefused) == []
-        server.refused("narrow", 5, ServeError(Status.UNAVAILABLE, "no room", Ending(Outcome.REJECTED), LossCause.DOOR))
-        assert watch.events(QueryRefused) == [QueryRefused("narrow", 5, LossCause.DOOR, "no room")]
+        server.refused(
+            "narrow", 5, ServeError(Status.UNAVAILABLE, "no room", Ending(Outcome.REJECTED), LossCause.FRONT_END)
+        )
+        assert watch.events(QueryRefused) == [QueryRefused("narrow", 5, LossCause.FRONT_END, "no room")]
     finally:
         server.stop()

@@ -358,7 +358,7 @@ with StopSignals() as signals:
 def test_a_process_that_hangs_beyond_its_deadline_is_ended_after_its_last_words() -> None:
     ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (ended.returncode, ended.stdout.split("\n")) == (1, ["hangup", "stop", "last words", ""])
-    assert "the process ends now" in ended.stderr
+    assert "the process exits" in ended.stderr
 
 
 def test_a_server_whose_worker_hangs_ends_with_its_trace_closed(tmp_path: Path) -> None:

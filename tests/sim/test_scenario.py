@@ -275,7 +275,7 @@ def test_a_follower_hears_of_answers_when_they_are_written(sparse: Scenario) -> 
 def test_a_simulation_learns_the_margin_that_a_server_would(scenario: Scenario, policy: str) -> None:
     """By the class that the server has: spreads of noisy launches, the way of answers twice; none in a plain order."""
     many = replace(scenario, workload=parse_workload({**WORKLOAD, "duration_s": 60.0}))
-    beliefs = many.beliefs(many.policy(PolicySection(policy)))
+    beliefs = many.online_model(many.policy(PolicySection(policy)))
     run_scenario(many, PolicySection(policy), Assumptions(noise=0.3, response_ns=4 * MS), 1, follower=beliefs)
     margin = beliefs.predictor.margin
     if policy == "sjf":

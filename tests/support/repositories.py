@@ -120,7 +120,7 @@ BAD: dict[str, tuple[str, Mapping[Any, Callable[[], onnx.ModelProto] | bytes], t
         {"2": fixed, "002": fixed},
         ("two_folders: the directories '002' and '2' are both version 2", "remove the other"),
     ),
-    "twin": (config("chooser"), {1: chooser}, ("tenant 'chooser' owns model 'chooser' already", "tenant.name")),
+    "twin": (config("chooser"), {1: chooser}, ("tenant 'chooser' already owns model 'chooser'", "tenant.name")),
     "unsupported": (config(), {1: unsupported}, ("NoSuchOperator",)),
     "wrong_shape": (
         config() + "[[model.shapes]]\nz = [1, 8]\n",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cotenant.policies.registry import rebuild_policy
 from cotenant.report.timeline import write_timeline
 from cotenant.trace import TraceError, missing_events, read, replay
-from cotenant.trace.basis import GroupBeliefs
+from cotenant.trace.basis import GroupFits
 from cotenant.trace.bound import bound_of
 from cotenant.trace.explain import explain
 from cotenant.trace.losses import losses_of
@@ -74,7 +74,7 @@ def draw(path: Path, number: int) -> object:
 
 def tell(path: Path, number: int) -> object:
     head, records = read(path)
-    return explain(records, number, GroupBeliefs(head, rebuild_policy, _no_groups)).sentences()
+    return explain(records, number, GroupFits(head, rebuild_policy, _no_groups)).sentences()
 
 
 def replayed(path: Path, number: int) -> object:

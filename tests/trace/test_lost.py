@@ -72,7 +72,7 @@ def run(
     assert sorted(loss.query for loss in losses) == sorted(lost)
     assert all(seen.outcomes[loss.query] is loss.outcome for loss in losses)
     assert sum(sum(causes.values()) for causes in account.lost.values()) == len(losses)
-    assert sum(account.whom.values()) == sum(loss.cause is LossCause.NEIGHBOUR for loss in losses)
+    assert sum(account.culprit.values()) == sum(loss.cause is LossCause.NEIGHBOUR for loss in losses)
     return account, losses, seen
 
 
@@ -87,7 +87,7 @@ def test_who_asks_for_four_times_his_share_loses_by_that_and_the_others_by_him(g
     assert part(account, guilty, LossCause.OWN_RATE) >= 0.9
     for other in account.lost.keys() - {guilty}:
         assert part(account, other, LossCause.NEIGHBOUR) >= 0.8
-        assert account.whom[other, guilty] >= 0.8 * account.lost[other][LossCause.NEIGHBOUR] - 1
+        assert account.culprit[other, guilty] >= 0.8 * account.lost[other][LossCause.NEIGHBOUR] - 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_burst_is_named_under_other_policies(policy: str, drop: DropRule) -> N
     account, losses, _ = run(queries, policy, drop)
     hit = [loss for loss in losses if loss.tenant != "text" and 8e9 < loss.arrival_ns < 9e9]
     assert hit
-    assert sum(loss.whom == "text" for loss in hit) >= 0.8 * len(hit)
+    assert sum(loss.culprit == "text" for loss in hit) >= 0.8 * len(hit)
     assert part(account, "text", LossCause.OWN_RATE) >= 0.9
 
 
@@ -118,7 +118,7 @@ def test_a_profile_three_times_too_short_is_slow_and_others_wait_behind_it() -> 
     account, _, _ = run(arrivals(RATES), world=TableWorld(truth))
     assert part(account, "vision", LossCause.SLOW) >= 0.9
     for other in account.lost.keys() - {"vision"}:
-        assert account.whom[other, "vision"] >= 0.7 * sum(account.lost[other].values())
+        assert account.culprit[other, "vision"] >= 0.7 * sum(account.lost[other].values())
 
 
 def test_nothing_is_lost_of_what_is_in_time() -> None:
@@ -140,11 +140,11 @@ def test_the_causes_sum_to_all_losses(policy: str, drop: DropRule, seed: int, fa
     rates = {name: rate * factor for (name, rate), factor in zip(RATES.items(), factors, strict=True)}
     account, losses, _ = run(arrivals(rates, 1.5, seed), policy, drop)
     for loss in losses:
-        assert (loss.whom != "") == (loss.cause is LossCause.NEIGHBOUR)
-        assert loss.whom != loss.tenant
+        assert (loss.culprit != "") == (loss.cause is LossCause.NEIGHBOUR)
+        assert loss.culprit != loss.tenant
         if loss.delays is not None:
             assert loss.delays.total_ns >= 0
-    assert account._inside == {}
+    assert account._pending == {}
     assert account._running == {}
 
 
@@ -178,7 +178,7 @@ def test_what_the_core_knows_counts(allowed_ns: int, respond: Respond, expected:
     account(5, TenantRemoved("b", ""), [respond])
     assert [loss.cause for loss in losses] == [expected]
     assert account.leading("a") is expected
-    assert losses[0].whom == ""
+    assert losses[0].culprit == ""
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_what_a_policy_chose_is_due_to_load_where_there_is_too_much_of_that(
     account, losses = account_of(TENANT)
     for number in range(asked):
         account(0, QueryArrived(query(number)), [])
-    for number, (cause, whom) in enumerate(((LossCause.NEIGHBOUR, "b"), (LossCause.OWN_RATE, UNSET))):
-        account(5, TenantRemoved("b", ""), [Respond(number, Outcome.DROPPED, "", cause, whom)])
+    for number, (cause, culprit) in enumerate(((LossCause.NEIGHBOUR, "b"), (LossCause.OWN_RATE, UNSET))):
+        account(5, TenantRemoved("b", ""), [Respond(number, Outcome.DROPPED, "", cause, culprit)])
     assert [loss.cause for loss in losses] == expected
-    assert losses[0].whom == ("b" if expected[0] is LossCause.NEIGHBOUR else "")
+    assert losses[0].culprit == ("b" if expected[0] is LossCause.NEIGHBOUR else "")
 
 
 def test_an_slo_below_the_profile_is_told_from_what_launches_made_it_seem() -> None:
@@ -206,12 +206,12 @@ def test_an_slo_below_the_profile_is_told_from_what_launches_made_it_seem() -> N
     assert [loss.cause for loss in losses] == [LossCause.SLO, LossCause.SLOW]
 
 
-def test_a_query_that_came_late_is_of_the_door() -> None:
+def test_a_query_that_came_late_is_of_the_front_end() -> None:
     account, losses = account_of(TENANT)
     account(95 * MS, QueryArrived(query(0)), [Respond(0, Outcome.REJECTED, "5.0 ms are left")])
-    assert losses[0].cause is LossCause.DOOR
+    assert losses[0].cause is LossCause.FRONT_END
     assert losses[0].delays is not None
-    assert losses[0].delays.door_ns == 95 * MS
+    assert losses[0].delays.front_end_ns == 95 * MS
 
 
 def test_a_worker_that_was_away_is_a_failure_also_when_it_is_back() -> None:
@@ -227,8 +227,8 @@ def test_a_worker_that_was_away_is_a_failure_also_when_it_is_back() -> None:
     assert losses[1].delays.away_ns == 98 * MS
 
 
-def test_time_off_the_processor_is_stolen_and_not_slow() -> None:
-    for stolen_ns, expected in ((95 * MS, LossCause.STOLEN), (0, LossCause.SLOW)):
+def test_time_off_the_processor_is_steal_time_and_not_slow() -> None:
+    for steal_ns, expected in ((95 * MS, LossCause.STEAL_TIME), (0, LossCause.SLOW)):
         believed, losses = tables({"a": 10 * MS, "b": 10 * MS}), list[Loss]()
         core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, slack_share=1.0)
         both = [TENANT, Tenant("b", 100 * MS)]
@@ -238,16 +238,16 @@ def test_time_off_the_processor_is_stolen_and_not_slow() -> None:
         for now_ns, event in (
             (0, QueryArrived(query(0))),
             (1, QueryArrived(waits)),
-            (110 * MS, LaunchEnded(0, stolen_ns=stolen_ns)),
+            (110 * MS, LaunchEnded(0, steal_ns=steal_ns)),
             (120 * MS, LaunchEnded(1)),
         ):
             account(now_ns, event, engine.handle(event, now_ns))
-        assert [loss.cause for loss in losses] == [expected, LossCause.STOLEN if stolen_ns else LossCause.NEIGHBOUR]
-        assert losses[1].whom == ("" if stolen_ns else "a")
+        assert [loss.cause for loss in losses] == [expected, LossCause.STEAL_TIME if steal_ns else LossCause.NEIGHBOUR]
+        assert losses[1].culprit == ("" if steal_ns else "a")
 
 
 @pytest.mark.parametrize(
-    ("opened_ms", "expected"), [((0, 60), LossCause.GONE), ((0, None), LossCause.GONE), ((0, 40), LossCause.STOLEN)]
+    ("opened_ms", "expected"), [((0, 60), LossCause.GONE), ((0, None), LossCause.GONE), ((0, 40), LossCause.STEAL_TIME)]
 )
 def test_what_runs_long_while_a_model_is_opened_is_due_to_that(
     opened_ms: tuple[int, int | None], expected: LossCause
@@ -257,7 +257,7 @@ def test_what_runs_long_while_a_model_is_opened_is_due_to_that(
     engine = Engine([TENANT], core, believed, Machine.cpu((0,)))
     account = LossAccount(believed, core.lanes, [TENANT], losses.append)
     events: list[tuple[int, Event]] = [(0, ModelOpening("b")), (0, QueryArrived(query(0)))]
-    events.append((110 * MS, LaunchEnded(0, stolen_ns=90 * MS)))
+    events.append((110 * MS, LaunchEnded(0, steal_ns=90 * MS)))
     if opened_ms[1] is not None:
         events.insert(2, (opened_ms[1] * MS, ModelOpening("b", done=True)))
     for now_ns, event in events:
@@ -316,8 +316,8 @@ def test_a_trace_tells_the_same_as_the_run(tmp_path: Path) -> None:
     writer.close()
     again, told = losses_of(*read(path))
     assert told == losses != []
-    assert (again.lost, again.whom) == (account.lost, account.whom)
-    with pytest.raises(TraceError, match="the trace says no lanes of its policy"):
+    assert (again.lost, again.culprit) == (account.lost, account.culprit)
+    with pytest.raises(TraceError, match="the trace names no lanes of its policy"):
         losses_of(structs.replace(head, policy_options={}), [])
 
 

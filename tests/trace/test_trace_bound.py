@@ -55,13 +55,13 @@ def test_a_run_is_set_beside_what_could_have_been(tmp_path: Path) -> None:
     """The short one is there to 102 ms, the long ones share what it leaves of these."""
     found = recorded(tmp_path / "t", [at(0, LONG, 0), at(1, LONG, 1), at(2, SHORT, 2)])
     long, short = found.tenants
-    assert (long.asked, long.in_time, long.slot_ns, long.pace) == (2, 1, 80 * MS, 1.0)
-    assert (short.asked, short.in_time) == (1, 1)
+    assert (long.offered, long.in_time, long.slot_ns, long.pace) == (2, 1, 80 * MS, 1.0)
+    assert (short.offered, short.in_time) == (1, 1)
     assert short.slot_ns == pytest.approx(BELIEF.latency_ns(SHORT.work(0, 4), 1) / 4)
     left = 102 * MS - short.slot_ns
     assert found.most == pytest.approx(1 + left / (80 * MS))
     assert found.weighted == pytest.approx(1 + 2 * left / (80 * MS))
-    assert (found.in_time, found.worth, found.least) == (2, 3.0, 0.5)
+    assert (found.in_time, found.value, found.least) == (2, 3.0, 0.5)
     assert found.limited_by == ("long", "short")
     assert [each.share for each in found.tenants] == pytest.approx([2 / 3, 1 / 3])
     assert long.alone == pytest.approx(2 / 3 * 101 / 80)
@@ -85,14 +85,14 @@ def test_who_withdrew_is_left_out_and_who_was_added_later_is_not(tmp_path: Path)
     before = [PredictorChanged(believed), TenantAdded(new)]
     path = tmp_path / "t"
     found = recorded(path, [at(8, new, 1), at(9, new, 2)], before=before, believed=believed)
-    assert [(each.tenant, each.asked) for each in found.tenants] == [("long", 0), ("short", 0), ("new", 2)]
+    assert [(each.tenant, each.offered) for each in found.tenants] == [("long", 0), ("short", 0), ("new", 2)]
     head, records = read(path)
     told = list(records)
     for record in told:
         for kind, action in record.actions:
             if kind == "Respond" and action["query"] == 9:
                 action["outcome"] = "cancelled"
-    assert bound_of(head, told).tenants[2].asked == 1
+    assert bound_of(head, told).tenants[2].offered == 1
 
 
 def test_what_has_no_bound_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from cotenant.workload.bound import (
     largest_least_share,
     most_answers,
     most_answers_with_shares,
-    most_worth,
+    most_value,
 )
 from scenario import ONE_LANE, TWO_LANES, play
 
@@ -84,7 +84,7 @@ def test_they_are_what_linear_programmes_find(
 ) -> None:
     demands = drawn(lengths, some)
     weights = {"a": 1.0, "b": 3.0, "c": 0.5}
-    assert most_worth(demands, slots, weights) == pytest.approx(by_programme(demands, slots, weights)[0], abs=1e-6)
+    assert most_value(demands, slots, weights) == pytest.approx(by_programme(demands, slots, weights)[0], abs=1e-6)
     most, fair = by_programme(demands, slots, dict.fromkeys("abc", 1.0))
     assert most_answers(demands, slots) == pytest.approx(most, abs=1e-6)
     assert largest_least_share(demands, slots)[0] == pytest.approx(fair, abs=1e-6)
@@ -152,7 +152,7 @@ def test_by_hand() -> None:
     assert largest_least_share(three, 1) == (pytest.approx(2 / 3), ("a",))
     two = [TimedQuery("a", 0, 8, 8.0), TimedQuery("b", 0, 8, 4.0), TimedQuery("c", 20, 30, 1.0)]
     assert most_answers(two, 1) == pytest.approx(2.5)
-    assert most_worth(two, 1, {"a": 3.0, "b": 1.0}) == pytest.approx(3.0)
+    assert most_value(two, 1, {"a": 3.0, "b": 1.0}) == pytest.approx(3.0)
     assert largest_least_share(two, 1) == (pytest.approx(2 / 3), ("a", "b"))
     assert largest_least_share([], 1) == (1.0, ())
     half = {"a": 0.5, "b": 0.5}

@@ -195,7 +195,7 @@ class _Bench:
             drawn = run_scenario(
                 *(scenario, section, assumptions, seed),
                 contention=contention,
-                follower=scenario.beliefs(made),
+                follower=scenario.online_model(made),
                 noise_seed=seed + _NOISE_STEP * draw,
             )
             outcomes.extend(drawn)

@@ -1,4 +1,4 @@
-"""All commands, those of techniques and of other packages included, in the order in which a newcomer needs them."""
+"""All commands, with those of techniques and other packages, in the order in which a new user needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cotenant bound`: how far a run was from what any schedule could have done."""
+"""`cotenant bound`: upper bounds of any schedule for a recorded run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def bound(
-    trace: Annotated[Path, typer.Argument(help="Trace file, or the repository that is or was served.")],
+    trace: Annotated[Path, typer.Argument(help="Trace file, or repository with the trace of its server.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say how many of the queries of a run could have been answered in time at most, and how evenly."""
+    """Compare a run with upper bounds: queries answered in time, their weight, and the least attainment."""
     from rich.text import Text
 
     from cotenant.cli.console import console
@@ -35,7 +35,7 @@ def bound(
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "tenant" else "right")
     for each, cells in zip(found.tenants, rows(found), strict=True):
-        style = attainment_style(each.attainment if each.asked else None)
+        style = attainment_style(each.attainment if each.offered else None)
         styled = (
             Text(cell, style if column == "attainment" else "") for column, cell in zip(COLUMNS, cells, strict=True)
         )

@@ -1,4 +1,4 @@
-"""Campaigns: what packages add to `cotenant profile`, each with options of its own."""
+"""Measurement campaigns: extensions of `cotenant profile` by packages, each with its own options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRun:
-    """A run of `cotenant profile`, once the models are profiled. `errors` gets what is left out, by model."""
+    """A run of `cotenant profile` after the models are profiled. `errors` gets the reasons for skipped models."""
 
     root: Path
     settings: ServerConfig
@@ -31,31 +31,31 @@ class ProfileRun:
 
 
 class ProfileCampaign:
-    """Base of campaigns: a dataclass. Its fields are options of `cotenant profile`, annotated as typer's.
+    """Base class of campaigns: dataclasses with fields that are options of `cotenant profile`, annotated for typer.
 
-    One object stands for one run of the command. A package joins by an entry point of the group `registry.CAMPAIGNS`
-    that names the subclass.
+    One object serves one run of the command. A package adds its subclass by an entry point of the group
+    `registry.CAMPAIGNS`.
     """
 
     def chosen(self) -> dict[str, object]:
-        """Keys of `cotenant.toml` that the options choose; see `options.chosen_of`."""
+        """Keys of `cotenant.toml` set by the options, as in `options.chosen_of`."""
         return {}
 
     def prepare(self, settings: ServerConfig) -> tuple[ServerConfig, tuple[Share, ...]]:
-        """Settings to profile with, and partitions to measure latency in, too. Raises ConfigError."""
+        """Settings of the profile, and further partitions in which to measure latency. Raises ConfigError."""
         return settings, ()
 
     def measure(self, run: ProfileRun) -> None:
         """Measure what the options ask for, and keep it in the repository."""
 
     def found(self) -> dict[str, object]:
-        """What was measured, for `--json`: None by key where nothing was asked for."""
+        """Measurements by key for `--json`; None for a measurement that was not requested."""
         return {}
 
     def show(self, console: Console) -> None:
-        """Print what was measured."""
+        """Print the measurements."""
 
 
 def with_campaigns(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of all registered campaigns; it takes the campaigns of a run as `campaigns`."""
+    """Add the options of all registered campaigns to a command, which takes the campaigns as `campaigns`."""
     return with_records(command, campaigns=tuple(registry.load_all(registry.CAMPAIGNS).values()))

@@ -1,4 +1,4 @@
-"""Where tables and progress go. Names and errors of models come from outside: brackets and colons in them are text."""
+"""Consoles for tables and progress, without markup: names and errors of models may contain brackets and colons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_WIDTH = 40
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """A console without markup; into a pipe or file it is as wide as COLUMNS says, or wide enough for the tables."""
+    """A console without markup. Its width for a pipe or file is COLUMNS, or wide enough for most tables."""
     made = Console(quiet=quiet, stderr=stderr, markup=False, emoji=False)
     if not made.is_terminal and not os.environ.get("COLUMNS"):
         made.width = _PIPED_WIDTH
@@ -22,12 +22,12 @@ def console(*, quiet: bool = False, stderr: bool = False) -> Console:
 
 
 def print_left_out(console: Console, errors: Mapping[str, str]) -> None:
-    """Say which models were left out, and why."""
+    """Print the models that were left out, with the reasons."""
     for model, error in errors.items():
         console.print(Text.assemble((f"{model} was left out:", "red"), f" {error}"))
 
 
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
-    """Print each warning on a line of its own."""
+    """Print each warning on its own line."""
     for warning in warnings:
         console.print(warning, style="yellow")

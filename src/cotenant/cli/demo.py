@@ -1,4 +1,4 @@
-"""`cotenant demo`: the quick start from one end to the other."""
+"""`cotenant demo`: the whole quick start."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cotenant.cli.options import AsJson, a_number, print_json
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", help="Where models, traces and the report go.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of models, traces and the report.")] = Path("demo"),
     seconds: Annotated[
-        float, typer.Option(min=2.0, max=86_400.0, callback=a_number, help="Length of the load under each policy.")
+        float, typer.Option(min=2.0, max=86_400.0, callback=a_number, help="Duration of the load under each policy.")
     ] = 30.0,
     factor: Annotated[
         float, typer.Option("--load", min=0.1, max=1000.0, callback=a_number, help="Load as a multiple of capacity.")
     ] = 1.3,
     as_json: AsJson = False,
 ) -> None:
-    """Build real models, profile them, serve them beyond capacity under two policies, and report."""
+    """Build models, profile them, serve them above capacity under two policies, and write a report."""
     from rich.live import Live
     from rich.text import Text
 
@@ -122,17 +122,17 @@ def demo(
 
 
 def _read_picture(repository: Path, url: str) -> list[Any]:
-    """Draw lines, and read them through detection, orientation and recognition as they are served."""
-    from cotenant.cli.quick_start import PICTURE_LINES, patiently
+    """Draw a picture with lines of text, and read it with the served models of detection and recognition."""
+    from cotenant.cli.quick_start import PICTURE_LINES, with_retries
     from cotenant.wire.client import infer_once
     from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
 
     characters = load_labels(repository / RECOGNITION / "labels.txt")
-    return read_text(draw_picture(PICTURE_LINES), patiently(partial(infer_once, url)), characters)
+    return read_text(draw_picture(PICTURE_LINES), with_retries(partial(infer_once, url)), characters)
 
 
 def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:
-    """`found`: what was found of each run, by its name; see `write_report`."""
+    """Write the report. `found` are results by name of the run, as for `write_report`."""
     from cotenant.cli.quick_start import SLO_TEXT
     from cotenant.report.html import Section, write_report
     from cotenant.report.machine import machine_facts
@@ -150,7 +150,5 @@ def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **
         for point in model.points
     ]
     picture = Section("A picture read through the served models", verbatim="\n".join(line.text for line in text))
-    slos = Section(
-        "Where the SLOs come from", f"{SLO_TEXT} A config.toml that you edited keeps the SLO that you gave it."
-    )
+    slos = Section("Origin of the SLOs", f"{SLO_TEXT} A config.toml that you edited keeps its SLO.")
     write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[slos, picture], **found)

@@ -1,4 +1,4 @@
-"""`cotenant devices`: what this machine offers, and why the rest is not available."""
+"""`cotenant devices`: devices, engines and sharing mechanisms of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 def devices(as_json: AsJson = False) -> None:
-    """Show what this machine offers to run models on and to share, and why the rest is not available."""
+    """Show devices, engines and ways of sharing of this machine, and why others are not available."""
     from dataclasses import asdict
 
     from cotenant.execute.devices import survey
@@ -34,7 +34,7 @@ def _show(found: Devices) -> None:
 
     console = make_console()
     cpu = found.cpu
-    table = FittedTable("device", "what it is", title="Devices", show_edge=False)
+    table = FittedTable("device", "description", title="Devices", show_edge=False)
     table.add_row("cpu", cpu.model)
     table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {cpu.memory_bytes / _GIB:.1f} GiB memory")
     table.add_row("", ", ".join(f"{level} {_size(size)}" for level, size in cpu.caches.items()) or "caches unknown")
@@ -63,7 +63,7 @@ def _features(title: str, features: Sequence[Feature]) -> FittedTable:
 
     from cotenant.report.fitted_table import FittedTable
 
-    table = FittedTable("", "device", "usable", "what, or why not", "what would change that", title=title)
+    table = FittedTable("", "device", "usable", "description or reason", "how to enable", title=title)
     table.title_justify, table.show_edge = "left", False
     for each in features:
         name = f"{each.name} {each.version}".strip()

@@ -1,4 +1,4 @@
-"""`cotenant explain`: why a query ended as it did, and why queries of a run were lost."""
+"""`cotenant explain`: history of a query, and causes of the lost queries of a run."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ def explain(
         str,
         typer.Argument(
             metavar="QUERY",
-            help="Number of the query: the header 'x-cotenant-query' of its answer. With --lost, the trace.",
+            help="Number of the query, from the header 'x-cotenant-query' of its response. With --lost: the trace.",
         ),
     ],
     trace: Annotated[
-        Path | None, typer.Argument(help="Trace file, or the repository that is or was served.", show_default=False)
+        Path | None, typer.Argument(help="Trace file, or repository with the trace of its server.", show_default=False)
     ] = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="Why queries were lost, by tenant and cause: 'explain --lost TRACE'.")
+        bool, typer.Option("--lost", help="Count lost queries by tenant and cause: 'explain --lost TRACE'.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the story of one query: what it waited for, what ran meanwhile, what was predicted and what came.
+    """Show the history of one query: queueing delay, its launches, other launches, predictions and outcome.
 
-    With --lost instead why queries of a whole run were not answered in time, and how many could have been.
+    With --lost: causes of all queries of a run that were not answered in time, and upper bounds of any schedule.
     """
     from cotenant.repository import trace_path
 
     if lost:
-        asked = Path(query)
+        given = Path(query)
         if trace is not None:
-            raise typer.BadParameter("expected a trace alone, without the number of a query", param_hint="--lost")
-        _tell_lost(trace_path(asked) if asked.is_dir() else asked, as_json)
+            raise typer.BadParameter("expected only a trace, without the number of a query", param_hint="--lost")
+        _print_lost(trace_path(given) if given.is_dir() else given, as_json)
         return
     if not re.fullmatch(r"[0-9]{1,18}", query):
         raise typer.BadParameter(f"{query!r} is not the number of a query", param_hint="QUERY")
     if trace is None:
-        raise typer.BadParameter("expected a trace file, or a repository, behind the number", param_hint="TRACE")
-    _tell(int(query), trace_path(trace) if trace.is_dir() else trace, as_json)
+        raise typer.BadParameter("expected a trace file, or a repository, after the number", param_hint="TRACE")
+    _print_story(int(query), trace_path(trace) if trace.is_dir() else trace, as_json)
 
 
-def _tell(query: int, path: Path, as_json: bool) -> None:
+def _print_story(query: int, path: Path, as_json: bool) -> None:
     from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy
     from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
-    from cotenant.trace.basis import GroupBeliefs
-    from cotenant.trace.explain import explain as tell
+    from cotenant.trace.basis import GroupFits
+    from cotenant.trace.explain import explain as explain_query
     from cotenant.trace.losses import losses_of
     from cotenant.types import Outcome
 
     head, records = read(path)
-    story = tell(records, query, GroupBeliefs(head, rebuild_policy, partial(group_models().find, path.parent)))
+    story = explain_query(records, query, GroupFits(head, rebuild_policy, partial(group_models().find, path.parent)))
     sentences = story.sentences()
     if story.outcome != Outcome.ANSWERED:
         sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]
@@ -69,7 +69,7 @@ def _tell(query: int, path: Path, as_json: bool) -> None:
         print("\n".join(sentences))
 
 
-def _tell_lost(path: Path, as_json: bool) -> None:
+def _print_lost(path: Path, as_json: bool) -> None:
     from cotenant.cli.console import console
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table, missing_sentences, neighbours
@@ -83,7 +83,7 @@ def _tell_lost(path: Path, as_json: bool) -> None:
         found = {"losses": msgspec.to_builtins(losses), "bound": facts(bound_of(*read(path)))}
         print_json({**lost_facts(account), **found, "missing_events": missing})
     elif not losses:
-        lines = ["No query was lost: all that ended were answered in time.", *missing_sentences(missing)]
+        lines = ["No query was lost: all were answered in time.", *missing_sentences(missing)]
         print("\n".join(lines))
     else:
         console().print(lost_table(account.lost))

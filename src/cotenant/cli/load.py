@@ -1,4 +1,4 @@
-"""`cotenant load`: drive a server with the workload of a file."""
+"""`cotenant load`: send the workload of a file to a server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cotenant.cli.options import MIN_FACTOR, MOST_FACTOR, AsJson, a_number, prin
 
 def load(
     workload: Annotated[Path, typer.Argument(help="Workload file (TOML).")],
-    http: Annotated[str, typer.Option(help="URL of the server's HTTP front-end.")] = "http://127.0.0.1:8000",
-    grpc: Annotated[str, typer.Option(help="Address of its gRPC front-end.")] = "127.0.0.1:8001",
+    http: Annotated[str, typer.Option(help="URL of the server for HTTP.")] = "http://127.0.0.1:8000",
+    grpc: Annotated[str, typer.Option(help="Address of the server for gRPC.")] = "127.0.0.1:8001",
     factor: Annotated[
         float, typer.Option(min=MIN_FACTOR, max=MOST_FACTOR, callback=a_number, help="Multiply all rates.")
     ] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="Save every query's outcome to this JSON file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the outcome of each query to this JSON file.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Ask each sample alone first; an answer that differs counts as failed.")
+        bool, typer.Option("--check", help="Send each sample alone first; a response that differs counts as failed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send an open-loop load of all tenants, and say what became of it. Ctrl-C stops early and still reports."""
+    """Send an open-loop load of all tenants, and report outcomes and latencies. Ctrl-C stops early and reports."""
     from rich.live import Live
 
     from cotenant.cli.console import console as make_console

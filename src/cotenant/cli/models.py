@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def models(
     repository: Repository,
-    build: Annotated[bool, typer.Option("--build", help="Make the quick-start models there first.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="First build the quick-start models there.")] = False,
     stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of a repository, with what is wrong with those that cannot be served or have a stale profile."""
+    """List the models of a repository, with errors of models that cannot be served or have a stale profile."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.rates import rates_fault
     from cotenant.config import load_server_config
@@ -81,7 +81,7 @@ def models(
 
 
 def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any]:
-    """What can be said of an application without opening its models: whether their tensors fit, the server sees."""
+    """Row of an application, without a check of the tensors of its models, which the server does."""
     from cotenant.config import NS_PER_MS
     from cotenant.errors import CotenantError
     from cotenant.repository.application_spec import read_application
@@ -92,15 +92,13 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     except CotenantError as error:
         return {**row, "stages": [], "order": "", "error": str(error)}
     missing = [stage for stage in spec.stages if stage.model not in models]
-    wrong = (
-        f"stage {missing[0].name!r}: model {missing[0].model!r} is not there, or cannot be served" if missing else ""
-    )
+    wrong = f"stage {missing[0].name!r}: model {missing[0].model!r} is missing or cannot be served" if missing else ""
     stages = [stage.name for stage in spec.stages]
     return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "order": spec.stages_text, "error": wrong}
 
 
 def _merging_remark(max_batch: int, merging: Any) -> str:
-    """What an operator should know of merging: that it is refused, or not proven."""
+    """Remark on merging of queries: that it is refused, or not proven."""
     if merging.verdict == "refused":
         return f"queries run alone (max_batch 1 instead of {max_batch}): {merging.reason}"
     return f"queries are merged unproven: {merging.reason}" if merging.verdict == "trusted" else ""
@@ -113,10 +111,9 @@ def _stale_words(change: str | None, repository: Path) -> str:
 def _describe(
     repository: Path, name: str, profiled: Mapping[str, str], owners: dict[str, str], loader: Loader
 ) -> list[dict[str, Any]]:
-    """A row for each version. The default one is the newest that can be loaded, as it is in a server.
+    """A row for each version. The default version is the newest that can be loaded, as in a server.
 
-    `owners` are the models by tenant of those before, and get those of this one: a server refuses a model whose tenant
-    owns another.
+    `owners` has the model of each tenant so far, and gets this one: a server refuses a second model of a tenant.
     """
     from cotenant.errors import CotenantError
     from cotenant.measure.load_spec import VersionSpec

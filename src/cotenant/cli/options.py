@@ -1,4 +1,4 @@
-"""Options and habits that several commands share."""
+"""Options and functions shared by several commands."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cotenant.registry import POLICY_OF_PLANS
 from cotenant.repository import SERVER_FILE
 
 LONGEST_S = 30 * 86_400.0
-"""Longest time that an option of seconds can give."""
+"""Largest value of an option in seconds."""
 MIN_FACTOR, MOST_FACTOR = 1e-6, 1e6
-"""Ends of the range of factors of rates."""
+"""Range of factors of rates."""
 
 
 def a_number(value: float | None) -> float | None:
-    """Callback of options: refuses nan, which no range does. Raises BadParameter."""
+    """Callback of options that refuses nan, which ranges accept. Raises BadParameter."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("'nan' is not a number")
     return value
@@ -39,10 +39,12 @@ Repository = Annotated[Path, typer.Argument(help="Model repository: a directory 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Lanes = Annotated[
     str | None,
-    typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
+    typer.Option(
+        "--lanes", help="'single' (one lane per core), 'all' (one lane), or like '0,1/2,3'.", show_default=False
+    ),
 ]
-Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")]
+Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that have changed, with a warning.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Repeat measurements that exist already.")]
 
 
 def _set_log_level(level: str | None) -> str | None:
@@ -57,7 +59,7 @@ LogLevel = Annotated[
     typer.Option("--log-level", callback=_set_log_level, help="Least level of the log.", show_default="info"),
 ]
 SearchTime = Annotated[
-    float, typer.Option("--budget-s", min=0.1, max=LONGEST_S, callback=a_number, help="Seconds to search.")
+    float, typer.Option("--budget-s", min=0.1, max=LONGEST_S, callback=a_number, help="Search time in seconds.")
 ]
 SEARCH_S = 10.0
 """Default of SearchTime."""
@@ -80,13 +82,13 @@ FLAGS = {
     "admin_port": "server.admin_port",
     "frontends": "server.frontends",
 }
-"""Keys of `cotenant.toml` that have an option of their own."""
+"""Keys of `cotenant.toml` with their own option, by option."""
 
 
 def chosen_of(assigned: Sequence[str] | None, **flags: object) -> dict[str, object]:
-    """What the command line says, by SECTION.KEY: `assigned` by --set, and the FLAGS that are not None.
+    """Settings of the command line, by SECTION.KEY: `assigned` by --set, and the FLAGS that are not None.
 
-    Raises ConfigError for what is no assignment.
+    Raises ConfigError for an invalid assignment.
     """
     chosen = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
     if "device.cores" in chosen:
@@ -104,22 +106,22 @@ def chosen_of(assigned: Sequence[str] | None, **flags: object) -> dict[str, obje
 
 
 def _value(text: str, otherwise: object) -> object:
-    """The value that a text is in TOML; `otherwise` where it is none, as names without quotes are."""
+    """The TOML value of a text; `otherwise` if it is not valid TOML, such as a name without quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except UNREADABLE:  # also of brackets too deep, or of more digits than Python converts
+    except UNREADABLE:  # also for brackets too deep, or more digits than Python converts
         return otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsOptions:
-    """Record of the options of `cotenant serve` and `cotenant simulate` that stand for keys of `cotenant.toml`."""
+    """Record of the options of `cotenant serve` and `cotenant simulate` that set keys of `cotenant.toml`."""
 
-    drop: Annotated[DropRule | None, typer.Option(help="When waiting queries are given up.", show_default=False)] = None
+    drop: Annotated[DropRule | None, typer.Option(help="Which waiting queries to drop.", show_default=False)] = None
     preempt: Annotated[
         bool | None,
         typer.Option(
-            "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
+            "--preempt/--no-preempt", help="Let urgent queries preempt at segment boundaries.", show_default=False
         ),
     ] = None
     tail_aware: Annotated[
@@ -137,36 +139,36 @@ class SettingsOptions:
     )
     device_number: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, help="Which device of the plan this machine is.", show_default="0"),
+        typer.Option(min=0, max=65_535, help="Number of this machine's device in the plan.", show_default="0"),
     ] = None
-    cores: Annotated[
-        str | None, typer.Option(help="Cores for models, like '0,1'.", show_default="all that it may use")
-    ] = None
+    cores: Annotated[str | None, typer.Option(help="Cores for models, like '0,1'.", show_default="all usable ones")] = (
+        None
+    )
     assigned: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A key of cotenant.toml; may be given several times."),
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of cotenant.toml; can be repeated."),
     ] = None
 
     def chosen(self, **flags: object) -> dict[str, object]:
-        """What the command line says, by SECTION.KEY, with other FLAGS of the command. Raises as `chosen_of`."""
+        """Settings of the command line, by SECTION.KEY, with other FLAGS of the command. Raises as `chosen_of`."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         return chosen_of(own.pop("assigned"), **own, **flags)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """Record of the options of commands that make a plan: where the plan goes. `out` is a plan file."""
+    """Record of the output options of commands that make a plan. `out` is a plan file."""
 
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here (TOML).")] = None
-    svg: Annotated[Path | None, typer.Option(help="Write the picture of the plan here (SVG).")] = None
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file (TOML).")] = None
+    svg: Annotated[Path | None, typer.Option(help="Write a picture of the plan to this file (SVG).")] = None
     as_json: AsJson = False
 
 
 def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
-    """The repository's `cotenant.toml` with what the command line says over it.
+    """Settings of the repository's `cotenant.toml`, overridden by those of the command line.
 
-    With a plan, from here or there, the policy is duty_cycle unless the command line names another, and
-    `plan.file` is a path that holds from the working directory. Raises ConfigError.
+    With a plan, the policy is duty_cycle unless the command line names another, and `plan.file` is relative to the
+    working directory. Raises ConfigError.
     """
     chosen = dict(chosen)
     settings = load_server_config(root / SERVER_FILE)
@@ -178,10 +180,10 @@ def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({}))
             lanes = chosen["device.lanes"]
             raise ConfigError(f"device.lanes is {lanes!r}, but the plan {chosen['plan.file']} makes the lanes")
     elif "plan.device" in chosen:
-        raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: name one with --plan")
+        raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: set one with --plan")
     return load_server_config(root / SERVER_FILE, chosen)
 
 
 def print_json(value: object) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     print(json.dumps(value, allow_nan=False, default=str))

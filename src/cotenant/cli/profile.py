@@ -33,7 +33,7 @@ def profile(
     budget: Annotated[
         float,
         typer.Option(
-            min=0.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on each point, once enough runs are in."
+            min=0.0, max=LONGEST_S, callback=a_number, help="Seconds for each point, after the minimum number of runs."
         ),
     ] = 0.5,
     fresh: Fresh = False,
@@ -41,13 +41,13 @@ def profile(
     contention: Annotated[
         bool,
         typer.Option(
-            "--contention", help="Also measure what models lose to others' use of the memory, for cotenant simulate."
+            "--contention", help="Also measure the slowdown by contention for memory, for 'cotenant simulate'."
         ),
     ] = False,
     campaigns: Sequence[ProfileCampaign] = (),
     as_json: AsJson = False,
 ) -> None:
-    """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
+    """Measure latency by batch and cores, per unit and per segment. An interrupted run resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out
     from cotenant.execute.gpu.hardware_queues import use_all_queues
@@ -68,7 +68,7 @@ def profile(
     if contention:
         from cotenant.measure.contention_profile import calibrate, contended_cores
 
-        contended_cores(repository, settings)  # before hours of measuring
+        contended_cores(repository, settings)  # checks the cores before hours of measurements
     effort = Effort(budget_s=budget)
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(
@@ -102,11 +102,11 @@ def profile(
 
 
 def contention_table(found: ContentionProfile) -> FittedTable:
-    """What each model loses beside copies of memory on all other cores, and what the memory gives."""
+    """Table of the slowdown of each model beside memory copies on all other cores, and of the bandwidth."""
     from cotenant.report.fitted_table import FittedTable
 
     drawn = ", ".join(f"{each / 1e9:.1f}" for each in found.drawn_bytes_per_s)
-    told = "saturated" if found.bandwidth_bytes_per_s else "not saturated: nobody waits for it in simulations"
+    state = "saturated" if found.bandwidth_bytes_per_s else "not saturated: no contention for it in simulations"
     scales = found.pressure
     by = [
         name
@@ -116,11 +116,11 @@ def contention_table(found: ContentionProfile) -> FittedTable:
         )
         if scale
     ]
-    pressure = f"pressure is told by {' and '.join(by)}" if by else "nothing tells the pressure"
-    table = FittedTable(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told}; {pressure})")
+    pressure = f"pressure is measured by {' and '.join(by)}" if by else "pressure cannot be measured"
+    table = FittedTable(title=f"Beside memory copies (GB/s by 1, 2, ... cores: {drawn}; {state}; {pressure})")
     table.add_column("model")
-    table.add_column("times as long", justify="right")
-    table.add_column("bytes from memory, times counted", justify="right")
+    table.add_column("slowdown", justify="right")
+    table.add_column("memory traffic / counted", justify="right")
     for name, model in found.models.items():
         slowdown = f"{model.sensitivity.slowdown:.2f}" if model.sensitivity else ""
         table.add_row(name, slowdown, f"{model.traffic.memory_share:g}" if model.is_identified else "as counted")
@@ -128,7 +128,7 @@ def contention_table(found: ContentionProfile) -> FittedTable:
 
 
 class progress_bar:  # noqa: N801  (used like a function)
-    """A progress bar with the time left, fed by the callback that it gives."""
+    """Context manager of a progress bar with the time left; its value is the callback for progress."""
 
     def __init__(self, *, quiet: bool, what: str = "profiling") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -156,7 +156,7 @@ class progress_bar:  # noqa: N801  (used like a function)
 
 
 def profile_table(result: Any) -> Any:
-    """Latencies as a table: a line per model and shape, a column per batch and cores."""
+    """Table of latencies: a line for each model and shape, a column for each batch and number of cores."""
     from cotenant.report.fitted_table import FittedTable
 
     columns = sorted({(point.items, point.cores) for model in result.models.values() for point in model.points})

@@ -1,6 +1,6 @@
-"""The quick start from one end to the other: models, profile, servers, load, a picture read, a report.
+"""Steps of the quick start: models, profile, servers, load, a picture that is read, a report.
 
-Everything is what a user would do by hand with the other commands; the servers are real processes.
+A user could do each step with the other commands; the servers are real processes.
 """
 
 from __future__ import annotations
@@ -19,32 +19,30 @@ from cotenant.wire.api import Array
 from cotenant.wire.encode import ClientError
 from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity, with_rates
 
-Ask = Callable[[str, Mapping[str, Array]], dict[str, Array]]
+Infer = Callable[[str, Mapping[str, Array]], dict[str, Array]]
 """Runs a served model on inputs."""
 PICTURE_LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")
 CLIENT_COST_NS = 2_000_000
-"""Core time of one query outside its model when load generator and server share the machine: a round figure, measured
-on two cores with all protocols mixed; it only sets the rates of the demo."""
+"""Core time of one query outside its model, with the load generator on the same machine; sets the rates of the demo."""
 MOST_RATE = 40.0
-"""Queries/s of one tenant at most: beyond, tiny models would measure the front-ends and not the scheduling."""
-ASKED = 10
-"""Times that a query of the picture is asked at most."""
+"""Largest rate of a tenant in queries/s: above it, tiny models would load the front ends, not the scheduler."""
+MOST_TRIES = 10
+"""Most tries of a query of the picture."""
 SLO_TIMES = 5.0
 """SLO of a tenant over the latency of its model alone, on one core at its largest declared shape."""
 LEAST_SLO_NS = 20_000_000
-STRETCHES = 2
-"""An SLO is never less than this, nor than so many of the longest stretches for which any model keeps a core: one may
-be under way when a query comes, and reading, answering and the others' queries take as long again."""
+SLO_SEGMENTS = 2
+"""Least SLO in units of the longest segment of any model, and in ns. A segment may run at the arrival of a query, and
+front ends and other queries take as long again."""
 SLO_TEXT = (
     f"The SLOs come from this profile: {SLO_TIMES:g} times what the model takes alone, on one core at its largest "
-    f"declared shape, at least {LEAST_SLO_NS / 1e6:g} ms and {STRETCHES} of the longest stretches for which a model "
-    "keeps a core."
+    f"declared shape, at least {LEAST_SLO_NS / 1e6:g} ms and {SLO_SEGMENTS} times the longest segment of any model."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way of serving that the demo shows."""
+    """A configuration of the server in the demo."""
 
     name: str
     policy: str
@@ -52,7 +50,7 @@ class Contender:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """For `cotenant serve`."""
+        """Arguments of `cotenant serve`."""
         return ("--policy", self.policy, "--drop", self.drop)
 
 
@@ -60,30 +58,30 @@ CONTENDERS = (
     Contender("fcfs", "fcfs", "none"),
     Contender("shares", "shares", "hopeless"),
 )
-"""First come, first served without drops is what servers do unless told otherwise; shares gives everybody what it is
-entitled to, then answers as many as it can."""
+"""First come, first served without drops is the default of other servers. `shares` guarantees each tenant its quota,
+then maximises the number of queries answered in time."""
 
 
 def latency_targets_ms(profile: Profile) -> dict[str, int]:
-    """The SLO of each model in whole milliseconds, with two digits that count: what the machine can do says it."""
+    """The SLO of each model, from its profile, in whole milliseconds with two significant digits."""
     alone = {
         name: max(point.p50_ns for point in model.points if (point.items, point.cores) == (1, 1))
         for name, model in profile.models.items()
     }
-    stretches = [
+    segments_ns = [
         sum(model.unit_ns[start:end]) * model.segment_ratio
         for model in profile.models.values()
         for start, end in pairwise(model.cuts)
     ]
-    least_ns = max(LEAST_SLO_NS, STRETCHES * max(stretches, default=0))
+    least_ns = max(LEAST_SLO_NS, SLO_SEGMENTS * max(segments_ns, default=0))
     return {name: round(float(f"{max(least_ns, SLO_TIMES * ns) / 1e6:.2g}")) for name, ns in alone.items()}
 
 
 def demo_workload(profile: Profile, models: tuple[str, ...], cores: int, load: float, seconds: float) -> Workload:
-    """All models at once, at `load` times what the cores can do, the work shared equally where rates allow.
+    """Workload of all models, at `load` times the capacity of the cores, with equal work for each model.
 
-    Models alternate between HTTP and gRPC. A model whose share would need more than MOST_RATE gets that rate, and the
-    others share the rest.
+    Models alternate between HTTP and gRPC. A model that would need more than MOST_RATE gets that rate, and the others
+    share the rest.
     """
     service = {model: _service_ns(profile, model) for model in models}
     rates: dict[str, float] = {}
@@ -107,31 +105,33 @@ def demo_workload(profile: Profile, models: tuple[str, ...], cores: int, load: f
 
 
 def _service_ns(profile: Profile, model: str) -> float:
-    """Core time of one query: the model alone on one core, and what surrounds it."""
+    """Core time of one query: the model alone on one core, and the costs around it."""
     points = profile.models[model].points
     return (
         min(point.p50_ns for point in points if (point.shape, point.items, point.cores) == (0, 1, 1)) + CLIENT_COST_NS
     )
 
 
-def patiently(ask: Ask) -> Ask:
-    """Ask again what is refused: after an overload that others on the machine took part in, a server believes its
-    models to be slower than they are, until it has tried them. Raises ClientError after ASKED times."""
+def with_retries(infer: Infer) -> Infer:
+    """Repeat refused queries: after an overload of the machine, predictions stay too slow until new launches run.
 
-    def asked(model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        for _ in range(ASKED - 1):
+    Raises ClientError after MOST_TRIES tries.
+    """
+
+    def repeated(model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for _ in range(MOST_TRIES - 1):
             with suppress(ClientError):
-                return ask(model, inputs)
-        return ask(model, inputs)
+                return infer(model, inputs)
+        return infer(model, inputs)
 
-    return asked
+    return repeated
 
 
 @contextmanager
 def running_server(repository: Path, contender: Contender) -> Iterator[RunningServer]:
-    """A server of a contender until the block ends; its log goes to a file in the repository's state folder.
+    """A running server of a contender; its log is a file in the state folder of the repository.
 
-    Raises CotenantError when it does not start or stop.
+    Raises CotenantError if it does not start or stop.
     """
     log = repository / STATE_FOLDER / f"server-{contender.name}.log"
     with running("serve", str(repository), *contender.arguments, log=log) as server:

@@ -1,4 +1,4 @@
-"""Whether the rates that a repository guarantees its tenants (`tenant.rate`) fit its lanes."""
+"""Feasibility check of the guaranteed rates of a repository (`tenant.rate`) on its lanes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def rates_fault(root: Path) -> str | None:
-    """What is wrong with the guaranteed rates of a repository, as a sentence: together they take more than its lanes.
+    """A sentence if the guaranteed rates of a repository need more than its lanes, else None.
 
-    Each takes what the profile says of a row of the first shape, as in `core.fair_queues`. None where they fit, and
-    where nothing is known: no profile, or a stale one, no repository, or lanes on a device that is not here.
+    A query takes the latency of a row of the first shape by the profile, as in the core (`core.fair_queues`). None
+    also if the load is unknown: no repository, no profile or a stale one, or lanes of another machine.
     """
     from cotenant.config import load_server_config
     from cotenant.errors import CotenantError
@@ -37,11 +37,11 @@ def rates_fault(root: Path) -> str | None:
         for tenant in changes(root, profile.contents, list(takes)) if takes else ():
             del takes[tenant]
     except CotenantError:
-        return None  # said elsewhere, by what needs it
+        return None  # reported by the code that needs it
     if sum(takes.values()) <= len(lanes):
         return None
     each = ", ".join(f"{tenant!r} {lanes_taken:.2f}" for tenant, lanes_taken in sorted(takes.items()))
     return (
-        f"the guaranteed rates (tenant.rate) take {sum(takes.values()):.2f} lanes, and there are {len(lanes)}: {each}; "
-        "lower them, or a server keeps each only in part"
+        f"the guaranteed rates (tenant.rate) need {sum(takes.values()):.2f} lanes of {len(lanes)}: {each}; lower them, "
+        "else a server keeps each only in part"
     )

@@ -1,4 +1,4 @@
-"""Records of options: a command takes a dataclass as an argument, and typer sees an option for each of its fields."""
+"""Records of options: a command takes a dataclass, and typer gets an option for each of its fields."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, get_type_hints
 
 
 def with_records(command: Callable[..., None], **several: Sequence[type[Any]]) -> Callable[..., None]:
-    """The command with the fields of its records as options, each annotated as typer's, in the place of the record.
+    """The command with the fields of its records, annotated for typer, as options in place of the record.
 
-    A parameter is a record where its type is a dataclass. `several` has classes of records by the name of a parameter
-    that takes one object of each, as a list.
+    A parameter with a dataclass as its type is a record. `several` has classes of records by the name of a parameter
+    that takes a list with one object of each.
     """
     hints = get_type_hints(command, include_extras=True)
     records: dict[str, Sequence[type[Any]]] = {}

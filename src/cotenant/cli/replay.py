@@ -1,4 +1,4 @@
-"""`cotenant replay`: prove that this code decides as the code that wrote a trace, or draw the trace."""
+"""`cotenant replay`: check that this version decides as the recorded one, or draw a timeline of the trace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Trace file, or the repository that is or was served.")],
-    perfetto: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev here.")] = None,
+    trace: Annotated[Path, typer.Argument(help="Trace file, or repository with the trace of its server.")],
+    perfetto: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Feed the events of a trace to the core again and compare its actions with the recorded ones.
+    """Feed the events of a trace to the core again, and compare its actions with the recorded ones.
 
-    Where events are missing the replay ends: what follows rests on them.
+    The replay ends where events are missing, since later ones depend on them.
     """
     from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy

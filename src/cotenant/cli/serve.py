@@ -1,4 +1,4 @@
-"""`cotenant serve`: serve a repository until a signal says stop."""
+"""`cotenant serve`: serve a repository until a stop signal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Record of the options of `cotenant serve` that say how this run goes, and are no settings."""
+    """Record of the options of `cotenant serve` that are not settings of `cotenant.toml`."""
 
-    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record all events for 'explain'.")] = True
     stale: Stale = False
     log_level: LogLevel = None
     as_json: AsJson = False
@@ -40,40 +40,40 @@ def serve(
     settings: SettingsOptions,
     isolation: Annotated[
         str | None,
-        typer.Option(help="'process' (a worker process a tenant) or 'thread'.", show_default=False),
+        typer.Option(help="'process' (one worker process per tenant) or 'thread'.", show_default=False),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
+    host: Annotated[str | None, typer.Option(help="Address on which to listen.", show_default="127.0.0.1")] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0: a free one.", show_default="8000")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0: a free one.", show_default="8001")] = None,
     admin_port: Annotated[
         int | None,
-        typer.Option(help="Port of metrics and loads, over HTTP; needed where the host is no loopback address."),
+        typer.Option(help="HTTP port of metrics and loads; required unless the host is a loopback address."),
     ] = None,
     frontends: Annotated[
         int | None,
-        typer.Option(help="Processes that speak with clients; 0: the one that decides does.", show_default="1"),
+        typer.Option(help="Number of front-end processes; 0: none, the engine serves clients.", show_default="1"),
     ] = None,
     run: RunOptions,
 ) -> None:
-    """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops.
+    """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: pending queries are answered, then it stops.
 
-    With a plan, SIGHUP reads its file again and changes over without losing a query. Else SIGHUP changes nothing.
+    With a plan, SIGHUP reloads the plan file and switches to it without losing queries. Else SIGHUP has no effect.
     """
     ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
     chosen = settings.chosen(policy=policy, isolation=isolation, host=host, frontends=frontends, **ports)
-    with StopSignals() as signals:  # before the libraries are loaded, which takes seconds
+    with StopSignals() as signals:  # before loading libraries, which takes seconds
         from cotenant.repository import model_names
         from cotenant.serve.child import prepare_process
 
         prepare_process()
-        model_names(repository)  # says what is wrong with the path before anything is written there
+        model_names(repository)  # checks the path before anything is written there
         found = settings_of(repository, chosen)
         kind = _serve_in_processes if found.server.frontends else _serve
         kind(repository, found, signals, run)
 
 
 def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: RunOptions) -> None:
-    """Serve from this process alone."""
+    """Serve from this process only."""
     from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
     from cotenant.serve.serving import Serving
 
@@ -84,7 +84,9 @@ def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: 
     signals.on_hangup = serving.hang_up
     try:
         ports = {name: each.start() for name, each in servers.items()}
-        serving.start(records=run.trace)  # with ports of its own: a second server must not take the first one's trace
+        serving.start(
+            records=run.trace
+        )  # after binding its ports: a second server must not overwrite the trace of the first
         if signals.stopped.is_set():
             return
         serving.follow_plan()
@@ -95,13 +97,15 @@ def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: 
         have_ended = serving.stop(until_s)
         stop_front_ends(servers.values(), until_s)
         serving.close()
-        if signals.stopped.is_set() and not have_ended:  # a thread still computes, and libraries would abort below it
+        if (
+            signals.stopped.is_set() and not have_ended
+        ):  # a thread still computes, and would crash on unloaded libraries
             _flush()
             os._exit(0)
 
 
 def _serve_in_processes(repository: Path, settings: ServerConfig, signals: StopSignals, run: RunOptions) -> None:
-    """Serve from an engine process, with front-ends in processes of their own."""
+    """Serve from an engine process and front-end processes."""
     from cotenant.serve.processes import ServerProcesses
 
     section = settings.server
@@ -116,15 +120,15 @@ def _serve_in_processes(repository: Path, settings: ServerConfig, signals: StopS
     processes.run(lambda: _say_ready(section, processes.ports, processes.told, as_json=run.as_json))
 
 
-def _say_ready(section: ServerSection, ports: Mapping[str, int], told: Mapping[str, Any], *, as_json: bool) -> None:
+def _say_ready(section: ServerSection, ports: Mapping[str, int], state: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json({"host": section.host, **ports, **told})
+        print_json({"host": section.host, **ports, **state})
     else:
-        states = told["models"]
+        states = state["models"]
         served = sum(state == "READY" for state in states.values())
         admin = section.admin_host or section.host
         print(
-            f"Serving {served} of {len(states)} models under {told['policy']}: "
+            f"Serving {served} of {len(states)} models under {state['policy']}: "
             f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
             + (f", metrics and loads on {admin}:{ports['admin_port']}" if "admin_port" in ports else "")
         )
@@ -132,7 +136,7 @@ def _say_ready(section: ServerSection, ports: Mapping[str, int], told: Mapping[s
 
 
 def _flush() -> None:
-    """Whoever started the server may read the line that says it is ready from a pipe."""
+    """Flush standard output, as the parent process may wait for the ready line on a pipe."""
     import sys
 
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`cotenant simulate`: what policies would make of a workload, without running a model."""
+"""`cotenant simulate`: results of policies for a workload, without running models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class WorldKind(StrEnum):
-    """What launches take in the simulator."""
+    """Model of the latency of launches in the simulator."""
 
     TABLE = "table"
     CONTENTION = "contention"
@@ -45,19 +45,19 @@ class WorldKind(StrEnum):
 
 @with_records
 def simulate(
-    workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as 'cotenant load' takes it.")],
+    workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as for 'cotenant load'.")],
     repository: Repository,
     *,
-    policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; give it several times.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; can be repeated.")] = None,
     options: SettingsOptions,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Number of runs, with seeds from the workload's seed on.")
+        int, typer.Option(min=1, max=1_000_000, help="Number of runs, with seeds from that of the workload on.")
     ] = 1,
     factor: Annotated[
         float, typer.Option(min=MIN_FACTOR, max=MOST_FACTOR, callback=a_number, help="Multiply all rates.")
     ] = 1.0,
     noise: Annotated[
-        float, typer.Option(min=0, max=10, callback=a_number, help="Deviation of log latency in the simulated world.")
+        float, typer.Option(min=0, max=10, callback=a_number, help="Standard deviation of the logarithm of latencies.")
     ] = 0.05,
     decision_us: Annotated[
         float, typer.Option(min=0, max=1e9, callback=a_number, help="Decision time charged before each launch.")
@@ -65,19 +65,19 @@ def simulate(
     world: Annotated[
         WorldKind | None,
         typer.Option(
-            help="'table': launches never slow each other down; 'contention': as calibrated; 'groups': launches that "
-            "start as a group take what measured groups say.",
-            show_default="groups for a plan that has some, else table",
+            help="'table': no contention; 'contention': calibrated memory contention; 'groups': measured latencies of "
+            "groups of launches.",
+            show_default="groups for a plan with groups, else table",
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run to this file.")] = None,
     bound: Annotated[
-        bool, typer.Option("--bound", help="Also say how far each run was from the best that is possible.")
+        bool, typer.Option("--bound", help="Also print upper bounds of any schedule for each run.")
     ] = False,
     stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
+    """Simulate a workload with the profile of a repository under one or more policies."""
     from cotenant import registry
     from cotenant.cli.console import console as make_console
     from cotenant.execute.layout import device_cores, lanes_of
@@ -125,7 +125,7 @@ def simulate(
     world = world or (WorldKind.GROUPS if has_groups else WorldKind.TABLE)
     fitted = _fitted(repository, profile) if derives or has_groups or world is WorldKind.GROUPS else None
     scenario = replace(scenario, groups=fitted, plays_groups=world is WorldKind.GROUPS)
-    if trace is not None and fitted is not None:  # beside the trace, where a replay looks for it
+    if trace is not None and fitted is not None:  # in the folder of the trace, for a replay
         group_models().keep(trace.parent, fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
@@ -140,12 +140,12 @@ def simulate(
     recorded = Path(scratch.name) / "trace.jsonl" if scratch else trace
     for name in names:
         if any(made.slots for made in rounds) and not takes_rounds(name):
-            typer.echo(f"policy {name!r} follows no rounds: of the plan it has the partitions alone", err=True)
-        asked = settings.policy.over(name, chosen, "command line")
-        section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
+            typer.echo(f"policy {name!r} follows no rounds: it uses only the partitions of the plan", err=True)
+        requested = settings.policy.over(name, chosen, "command line")
+        section = resolved_by(requested, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
-            beliefs, writer = scenario.beliefs(made), None
+            beliefs, writer = scenario.online_model(made), None
             if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(recorded.open("wb"), head)
@@ -167,11 +167,11 @@ def simulate(
             found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
                 chosen_drop, is_tail_aware = made.spec.drop.value, made.spec.goes_by_margin
-                told: dict[str, Any] = {"policy": name, "drop": chosen_drop, "tail_aware": is_tail_aware, "seed": seed}
-                told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
-                told |= {"bound": facts(found)} if found else {}
-                told |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}
-                runs.append({**told, **to_json(summary), **lost_facts(account)})
+                run: dict[str, Any] = {"policy": name, "drop": chosen_drop, "tail_aware": is_tail_aware, "seed": seed}
+                run |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
+                run |= {"bound": facts(found)} if found else {}
+                run |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}
+                runs.append({**run, **to_json(summary), **lost_facts(account)})
             else:
                 text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
@@ -180,7 +180,7 @@ def simulate(
                     console.print(lost_table(account.lost))
                 if outcomes.policy_faults:
                     faults = f"policy {name!r} failed {outcomes.policy_faults} times"
-                    console.print(f"{faults}: earliest deadline first, or the fallback, decided in its place")
+                    console.print(f"{faults}: earliest deadline first, or the fallback, decided instead")
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
                 if found:
@@ -192,18 +192,18 @@ def simulate(
 
 
 def _both(account: LossAccount, writer: Log | None) -> Log:
-    """What tells an account, and a trace where one is written."""
+    """A log that passes events to an account and, if given, to the writer of a trace."""
 
-    def told(time_ns: int, event: Event, actions: list[Action]) -> None:
+    def observe(time_ns: int, event: Event, actions: list[Action]) -> None:
         account(time_ns, event, actions)
         if writer is not None:
             writer(time_ns, event, actions)
 
-    return told
+    return observe
 
 
 def _fitted(root: Path, profile: Profile) -> FittedGroups | None:
-    """The fitted predictor of groups; None, with a warning, when there is none."""
+    """The fitted predictor of groups; None, with a warning, if there is none."""
     from cotenant.errors import CotenantError
     from cotenant.measure.group_models import group_models
     from cotenant.predict.conformal import UPPER_QUANTILE
@@ -211,5 +211,5 @@ def _fitted(root: Path, profile: Profile) -> FittedGroups | None:
     try:
         return group_models().load(root, profile, UPPER_QUANTILE)
     except CotenantError as error:
-        typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
+        typer.echo(f"{error}; the prediction is that launches on disjoint cores do not slow each other down", err=True)
         return None

@@ -67,7 +67,7 @@ class Enqueue(Struct, frozen=True, gc=False):
 class Respond(Struct, frozen=True, gc=False):
     """A query has ended. Sent exactly once per query; `reason` is empty for answers in time.
 
-    `cause` says why it was lost where that is known at once, `whom` the tenant that it was given up for; else
+    `cause` says why it was lost where that is known at once, `culprit` the tenant that it was given up for; else
     `trace.lost` finds them in what happened to it.
     """
 
@@ -75,7 +75,7 @@ class Respond(Struct, frozen=True, gc=False):
     outcome: Outcome
     reason: str = ""
     cause: LossCause | UnsetType = UNSET
-    whom: str | UnsetType = UNSET
+    culprit: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

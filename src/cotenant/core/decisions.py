@@ -43,7 +43,7 @@ def fault_of(
         if drop.query not in live or drop.query in gone:
             return f"drops query {drop.query}, which is not live"
         gone.add(drop.query)
-        if type(drop.reason) is not str or not isinstance(drop.cause, _CAUSES) or not isinstance(drop.whom, _NAMES):
+        if type(drop.reason) is not str or not isinstance(drop.cause, _CAUSES) or not isinstance(drop.culprit, _NAMES):
             return f"drops query {drop.query} with a wrong reason, cause or tenant: {drop!r:.100}"
     starts, free = decision.starts, launches.free_mask
     is_one = len(starts) == 1  # as nearly always

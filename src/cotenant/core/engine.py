@@ -448,7 +448,7 @@ class Engine:
         decision = self.guard.ask(self.snapshot(now_ns), self._fault_of)
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
-            self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)
+            self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.culprit)
         if starts := decision.starts:
             wholes = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
             begun: dict[tuple[Query, ...], Batch] = {}
@@ -472,10 +472,10 @@ class Engine:
         reason: str,
         actions: list[Action],
         cause: LossCause | UnsetType = UNSET,
-        whom: str | UnsetType = UNSET,
+        culprit: str | UnsetType = UNSET,
     ) -> None:
         """End a live query, in any state, with its one outcome."""
-        live = self._close(number, step, Respond(number, outcome, reason, cause, whom), actions)
+        live = self._close(number, step, Respond(number, outcome, reason, cause, culprit), actions)
         batch = live.batch
         if batch is None:
             self._queues.remove(live.key, live.query)

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Moment, Policy
 from cotenant.types import LossCause, Outcome, Query, Tenant
-from cotenant.work import PieceTime
+from cotenant.work import TaskTime
 
 
 class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -27,14 +27,14 @@ class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
 class LaunchEnded(Struct, frozen=True, gc=False):
     """An executor ended a launch; `error` says why it failed, None that it did not.
 
-    `pieces` tell what ran on which core, of a launch that ran by a placement, and `stolen_ns` how long its thread was
-    kept off its core by others, where that is known: for traces, decisions do not see them.
+    For traces alone, decisions do not see them: `task_times` are the times of the tasks of a placed launch, `steal_ns`
+    is the time for which other processes had the core of its thread, where that is known.
     """
 
     launch: int
     error: str | None = None
-    pieces: tuple[PieceTime, ...] | UnsetType = UNSET
-    stolen_ns: int | UnsetType = UNSET
+    task_times: tuple[TaskTime, ...] | UnsetType = UNSET
+    steal_ns: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,12 +190,12 @@ class Expansion(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a query up. `reason` is told to the client; `cause` and `whom` as in Respond."""
+    """Give a query up. `reason` is told to the client; `cause` and `culprit` as in Respond."""
 
     query: int
     reason: str
     cause: LossCause | UnsetType = UNSET
-    whom: str | UnsetType = UNSET
+    culprit: str | UnsetType = UNSET
 
 
 class Decision(Struct, frozen=True, gc=False):

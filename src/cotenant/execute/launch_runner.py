@@ -12,7 +12,7 @@ from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_
 from cotenant.execute.protocol import OnEnd, OnExpanded, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.team import Team
-from cotenant.work import PieceTime, Share
+from cotenant.work import Share, TaskTime
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
@@ -67,8 +67,8 @@ class LaunchRunner:
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
-        task_times: tuple[PieceTime, ...] = ()
-        stolen_ns = 0
+        task_times: tuple[TaskTime, ...] = ()
+        steal_ns = 0
         try:
             if isinstance(batch, Exception):
                 raise batch
@@ -101,7 +101,7 @@ class LaunchRunner:
                 start = end
             ran = time.perf_counter_ns()
             if share.size == 1 and not team:  # else threads of the engine also compute, and wait for each other
-                stolen_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
+                steal_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
             take_task_times = getattr(model, "take_task_times", None)
             task_times = () if take_task_times is None else take_task_times()
             if task_rows is not None:
@@ -119,7 +119,7 @@ class LaunchRunner:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
         output_ns = time.perf_counter_ns() - ran
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, task_times, stolen_ns))
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, task_times, steal_ns))
         if launch.stops:  # from here on no expansion comes
             with self._lock:
                 self._expanding.pop(launch.id, None)

@@ -17,7 +17,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.runner import Runner
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import CPU, Machine, PieceTime, Share
+from cotenant.work import CPU, Machine, Share, TaskTime
 
 MOST_ANSWER_BYTES = 2 << 30
 """Default limit of the outputs of one launch, in bytes."""
@@ -80,7 +80,7 @@ class LoadSpec:
 class Timing(Struct, frozen=True, gc=False):
     """Where the time of a launch went, in ns: gathering inputs, running units, splitting outputs.
 
-    `task_times` are the tasks of a launch that ran by a placement. `stolen_ns` is the time during the units when their
+    `task_times` are the tasks of a launch that ran by a placement. `steal_ns` is the time during the units when their
     thread was off its core; 0 if unknown (several cores, GPUs). `read_ns` is when the end was read from a worker, in
     monotonic time; 0 without one.
     """
@@ -88,8 +88,8 @@ class Timing(Struct, frozen=True, gc=False):
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    task_times: tuple[PieceTime, ...] = ()
-    stolen_ns: int = 0
+    task_times: tuple[TaskTime, ...] = ()
+    steal_ns: int = 0
     read_ns: int = 0
 
 

@@ -20,7 +20,7 @@ from cotenant.graph.rewrite.rows import RowGraph
 from cotenant.profile.version_table import VersionTable
 from cotenant.repository.formats import Arithmetic
 from cotenant.repository.model_versions import ModelVersion
-from cotenant.work import PieceTime, Share
+from cotenant.work import Share, TaskTime
 
 if TYPE_CHECKING:
     from cotenant.execute.gpu.chains import Prepared
@@ -66,7 +66,7 @@ class WholeLaunch(Protocol):
     def replay(self, start: int, end: int) -> Named:
         """Submit all units; returns the outputs, on the device or the host."""
 
-    def times(self) -> tuple[PieceTime, ...]:
+    def times(self) -> tuple[TaskTime, ...]:
         """When each task ran. Call it after the launch has ended."""
 
 

@@ -1,7 +1,6 @@
-"""Load generator: queries of several tenants sent on schedule, whatever the server does (open loop).
+"""Open-loop load generator: sends the queries of several tenants on schedule, independent of the server.
 
-`run_load` runs on an asyncio loop of the caller; `run_load_process` gives it a process of its own, as measurements
-need.
+`run_load` runs on the asyncio loop of the caller, `run_load_process` in its own process, for measurements.
 """
 
 from cotenant.load.errors import LoadError

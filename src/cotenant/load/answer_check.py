@@ -1,4 +1,4 @@
-"""Answers held against what the same inputs were answered alone: nobody may get somebody else's, or half of one."""
+"""Check of responses against the responses to the same inputs alone: no query may get data of another one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cotenant.wire.api import Array
 
 
 class AnswerCheck:
-    """What each prepared request of a tenant was answered first, and whether later answers are the same."""
+    """Compares each response to a prepared request with the first response to it."""
 
     def __init__(self) -> None:
         self._known: dict[int, Mapping[str, Array]] = {}
 
     def fault(self, request: int, outputs: Mapping[str, Array]) -> str:
-        """What is wrong with an answer to a prepared request, "" if nothing is. The first is the one to go by."""
+        """Difference of a response to a prepared request from the first one; empty if there is none."""
         known = self._known.setdefault(request, outputs)
         if known is outputs:
             return ""
@@ -25,5 +25,5 @@ class AnswerCheck:
             if array.shape != known[name].shape:
                 return f"wrong answer: output {name!r} has shape {array.shape}, expected {known[name].shape}"
             if not are_alike(known[name], array):
-                return f"wrong answer: output {name!r} has other values than when it was asked alone"
+                return f"wrong answer: output {name!r} differs from that of the request alone"
         return ""

@@ -1,7 +1,7 @@
-"""Sending one query and telling how it ended: over HTTP, or over gRPC through grpc.aio.
+"""Clients of the load generator, over HTTP and over gRPC (grpc.aio): send a query and report its outcome.
 
-A client sends requests that were encoded beforehand. What comes back is an `Outcome`, or None for a result, which only
-the caller can call answered or late.
+Requests are encoded beforehand. The outcome is None for a result, which only the caller can classify as answered or
+late.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import grpc
 from google.protobuf import json_format
+from typing_extensions import override
 
 from cotenant.load.answer_check import AnswerCheck
 from cotenant.load.errors import LoadError
@@ -26,9 +27,9 @@ from cotenant.wire.oip import MESSAGES, SERVICE
 
 
 class Reply(NamedTuple):
-    """How a query ended on the wire: None for a result, else its outcome and what the server or the network said.
+    """End of a query on the wire: outcome None for a result, else its outcome and the text of the server or network.
 
-    `is_wrong`: there was an answer, with something else in it than there should be.
+    `is_wrong`: there was a response with wrong content.
     """
 
     outcome: Outcome | None
@@ -40,19 +41,19 @@ class Client(Protocol):
     """Sends the prepared requests of one tenant."""
 
     async def send(self, request: int, timeout_s: float) -> Reply:
-        """Send prepared request number `request`; never raises for anything that the server or the network did."""
+        """Send prepared request number `request`. Does not raise for errors of the server or the network."""
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
 
 _RESULT = Reply(None)
 _LOOKS, _LOOK_S = 10, 0.002
-"""How often, and after how long again, a connection is looked at before a server is believed to be there."""
+"""Number and interval of checks of a connection before its server counts as reachable."""
 
 
-class HttpClient:
-    """One tenant over HTTP; the pool of connections is shared between tenants."""
+class HttpClient(Client):
+    """Client of one tenant over HTTP, on a pool of connections shared by tenants."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class HttpClient:
         path = f"{model_path(model)}/infer"
         self._requests = [pool.prepare("POST", path, headers, body) for body, headers in requests]
 
+    @override
     async def send(self, request: int, timeout_s: float) -> Reply:
-        """Send prepared request number `request`."""
         try:
             answer = await self._pool.request(self._requests[request], timeout_s)
         except TimeoutError:
@@ -78,8 +79,9 @@ class HttpClient:
             return _RESULT if self._check is None else _checked(self._check, request, http_outputs, answer.body)
         return http_reply(answer)
 
+    @override
     async def close(self) -> None:
-        """Leave the shared pool to its owner."""
+        pass  # the owner closes the shared pool
 
 
 def model_path(model: str) -> str:
@@ -88,9 +90,9 @@ def model_path(model: str) -> str:
 
 
 def http_reply(answer: HttpAnswer) -> Reply:
-    """What an answer without a result says."""
-    told = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers.items()}
-    return Reply(http_ending(answer.status, told).outcome, _error_text(answer.body, answer.status))
+    """Outcome and text of a response without a result."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers.items()}
+    return Reply(http_ending(answer.status, headers).outcome, _error_text(answer.body, answer.status))
 
 
 def _error_text(payload: bytes, status: int) -> str:
@@ -101,8 +103,8 @@ def _error_text(payload: bytes, status: int) -> str:
     return str(message) or f"HTTP status {status} without a text"
 
 
-class GrpcClient:
-    """One tenant over gRPC, with a connection of its own; messages pass as bytes, undecoded."""
+class GrpcClient(Client):
+    """Client of one tenant over gRPC, with its own connection; messages stay encoded."""
 
     def __init__(self, target: str, requests: Sequence[bytes], check: AnswerCheck | None = None) -> None:
         self._requests = requests
@@ -110,8 +112,8 @@ class GrpcClient:
         self._channel = open_channel(target)
         self._infer = self._channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
+    @override
     async def send(self, request: int, timeout_s: float) -> Reply:
-        """Send prepared request number `request`."""
         try:
             data = await self._infer(self._requests[request], timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -120,26 +122,26 @@ class GrpcClient:
             return _RESULT
         return _checked(self._check, request, grpc_outputs, MESSAGES["ModelInferResponse"].FromString(data))
 
+    @override
     async def close(self) -> None:
-        """Close the connection."""
         await self._channel.close()
 
 
 def _checked(check: AnswerCheck, request: int, decode: Callable[[Any], dict[str, Array]], answer: Any) -> Reply:
-    """A result, or a failure if the answer is not what it was before or cannot be read."""
+    """A result, or a failure if the response differs from the first one or cannot be decoded."""
     try:
         fault = check.fault(request, decode(answer))
-    except Exception as error:  # whatever a server sends that is no answer
+    except Exception as error:  # any malformed response
         fault = f"wrong answer: {type(error).__name__}: {error}"
     return Reply(Outcome.FAILED, fault, is_wrong=True) if fault else _RESULT
 
 
 async def grpc_reply(error: Any, channel: Any) -> Reply:
-    """What a call without a result says. `channel` is the one that it was made on."""
+    """Outcome and text of a call without a result. `channel` is that of the call."""
     code, details = error.code(), error.details() or ""
-    told = {key: str(value) for key, value in error.trailing_metadata() or ()}
-    outcome = grpc_ending(code.name, told).outcome
-    if code is grpc.StatusCode.UNAVAILABLE and read_ending(told) is None and await _is_lost(channel):
+    metadata = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    outcome = grpc_ending(code.name, metadata).outcome
+    if code is grpc.StatusCode.UNAVAILABLE and read_ending(metadata) is None and await _is_lost(channel):
         outcome = Outcome.FAILED
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         details = details or "no answer within the client's limit"
@@ -147,9 +149,9 @@ async def grpc_reply(error: Any, channel: Any) -> Reply:
 
 
 async def _is_lost(channel: Any) -> bool:
-    """Whether a channel has lost its server: of that the gRPC library says UNAVAILABLE, as servers do of too much load.
+    """Whether a channel has lost its server. The gRPC library reports UNAVAILABLE for it, as servers do under overload.
 
-    The library ends the calls first and notes it then.
+    The library ends the calls first, and updates the state of the channel later.
     """
     for _ in range(_LOOKS):
         if channel.get_state() is not grpc.ChannelConnectivity.READY:
@@ -159,7 +161,7 @@ async def _is_lost(channel: Any) -> bool:
 
 
 def open_channel(target: str) -> Any:
-    """Open a gRPC channel with a connection of its own and without a limit on messages; `target` is `host:port`."""
+    """Open a gRPC channel with its own connection and no limit on messages. `target` is `host:port`."""
     return grpc.aio.insecure_channel(
         target.removeprefix("grpc://").removeprefix("http://").rstrip("/"),
         options=[
@@ -171,14 +173,14 @@ def open_channel(target: str) -> Any:
 
 
 class ModelInfo(NamedTuple):
-    """What a server tells about a model: the JSON of its metadata and of its configuration."""
+    """Metadata and configuration of a model, as JSON from the server."""
 
     metadata: Mapping[str, Any]
     config: Mapping[str, Any]
 
 
 async def describe_http(pool: HttpPool, model: str) -> ModelInfo:
-    """Ask a server for a model's metadata and configuration. Raises LoadError with the reason."""
+    """Fetch metadata and configuration of a model over HTTP. Raises LoadError with the reason."""
     found = []
     for path in (model_path(model), f"{model_path(model)}/config"):
         try:
@@ -196,7 +198,7 @@ async def describe_http(pool: HttpPool, model: str) -> ModelInfo:
 
 
 async def describe_grpc(target: str, model: str) -> ModelInfo:
-    """Ask over gRPC. Raises LoadError with the reason."""
+    """Fetch metadata and configuration of a model over gRPC. Raises LoadError with the reason."""
     channel = open_channel(target)
     found = []
     try:

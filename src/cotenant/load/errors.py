@@ -6,4 +6,4 @@ from cotenant.errors import CotenantError
 
 
 class LoadError(CotenantError):
-    """Load cannot be generated: no server, no such model, no input for it."""
+    """Load cannot be generated: no server, unknown model, or no input for it."""

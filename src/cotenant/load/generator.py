@@ -1,7 +1,7 @@
-"""The open-loop generator: every query leaves at its scheduled time, whether or not earlier ones were answered.
+"""Open-loop load generator: sends each query at its scheduled time, independent of earlier responses.
 
-Latency counts from the scheduled time, so a stalled server, or a generator that comes late, cannot hide waiting time
-(no coordinated omission).
+Latency counts from the scheduled time. So neither a stalled server nor a late generator hides queueing delay (no
+coordinated omission).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Inputs = Mapping[str, Sequence[Sample]]
 """Samples to send, by model."""
 
 POOL = 8
-"""Different samples per tenant; queries take them in turn."""
-GIVE_UP_SLOS = 10
-GIVE_UP_NS = 10_000_000_000
-"""A query without an answer after `GIVE_UP_SLOS` times its SLO plus this counts as failed."""
+"""Number of samples for each tenant; queries use them in rotation."""
+LIMIT_SLOS = 10
+LIMIT_NS = 10_000_000_000
+"""A query without a response after `LIMIT_SLOS` times its SLO plus this counts as failed."""
 LEAD_IN_NS = 50_000_000
-"""From the end of the preparations to time 0 of the run."""
+"""Time from the end of the preparations to time 0 of the run."""
 _RECENT = 2000
 _BURST = 32
-"""Sends in a row before the loop gets to write them, when many are due at once."""
+"""Queries sent in a row, when many are due, before the loop may write them."""
 _REASONS = 20
 _TRIES = 5
 
@@ -65,12 +65,12 @@ async def run_load(
     stop: asyncio.Event | None = None,
     check: bool = False,
 ) -> LoadResult:
-    """Send the workload to a server and wait for every answer.
+    """Send the workload to a server, and wait for all responses.
 
-    `http_url` is like `http://host:8000`, `grpc_url` like `host:8001`; each is needed when a tenant uses it, and either
-    is enough to ask for models. `inputs` gives samples by model; models without come from the zoo or are made up from
-    their metadata. `on_tick` is called every `tick_s` on the loop: keep it short. Setting `stop` ends sending early.
-    With `check`, every sample is asked alone beforehand, and an answer that differs from that one counts as failed.
+    `http_url` is like `http://host:8000`, `grpc_url` like `host:8001`. Each is needed if a tenant uses it. `inputs` has
+    samples by model. Other samples are from the zoo, or random by the metadata of the model. `on_tick` is called every
+    `tick_s` on the loop: keep it short. Setting `stop` ends sending early. With `check`, each sample is sent alone
+    beforehand, and a response that differs from that one counts as failed.
 
     Raises LoadError when the server or a model cannot be used.
     """
@@ -96,7 +96,7 @@ class _Tenant:
     def __init__(self, load: TenantLoad, slo_ns: int, client: Client, requests: int) -> None:
         self.load = load
         self.slo_ns = slo_ns
-        self.give_up_ns = GIVE_UP_SLOS * slo_ns + GIVE_UP_NS
+        self.limit_ns = LIMIT_SLOS * slo_ns + LIMIT_NS
         self.client = client
         self.requests = requests
         self.sent = 0
@@ -107,7 +107,7 @@ class _Tenant:
         self.wrong = 0
 
     def note(self, outcome: Outcome, reason: str) -> None:
-        # Numbers differ between queries; without them the same reason is the same text.
+        # Numbers differ between queries: without them equal reasons have equal texts.
         masked = re.sub(r"\d+(\.\d+)?", "N", reason)[:200]
         reasons = self.reasons[outcome]
         if masked in reasons or len(reasons) < _REASONS:
@@ -138,7 +138,7 @@ async def _prepare(
     inputs: Inputs,
     check: bool,
 ) -> _Tenant:
-    """Find SLO and samples of a tenant, and encode its requests; ask each once, to `check` the others by."""
+    """Find the SLO and the samples of a tenant, and encode its requests; with `check`, send each once."""
     if load.protocol == "http" and http is None:
         raise LoadError(f"tenant {load.name!r} uses HTTP, but no HTTP address was given")
     if load.protocol == "grpc" and grpc_url is None:
@@ -165,7 +165,7 @@ async def _prepare(
         parameters["priority"] = load.priority
     client = _client(load, pool, parameters, http, grpc_url, AnswerCheck() if check else None)
     for number in range(len(pool) if check else 0):
-        await _ask_alone(load, client, number)
+        await _send_alone(load, client, number)
     return _Tenant(load, slo_ns, client, len(pool))
 
 
@@ -183,17 +183,17 @@ def _client(
     return HttpClient(http, load.model, [http_request(sample, parameters) for sample in pool], check)
 
 
-async def _ask_alone(load: TenantLoad, client: Client, number: int) -> None:
-    """Have a sample answered while nothing else is asked. Raises LoadError when it is not in several tries."""
+async def _send_alone(load: TenantLoad, client: Client, number: int) -> None:
+    """Send a sample while no other query is pending. Raises LoadError if it fails several times."""
     for _ in range(_TRIES):
-        reply = await client.send(number, GIVE_UP_NS / 1e9)
+        reply = await client.send(number, LIMIT_NS / 1e9)
         if reply.outcome is None:
             return
-    raise LoadError(f"tenant {load.name!r}: a sample is not answered alone, so nothing can be checked: {reply.reason}")
+    raise LoadError(f"tenant {load.name!r}: a sample failed alone, so responses cannot be checked: {reply.reason}")
 
 
 class _Run:
-    """One run: schedule, queries under way, and what became of them."""
+    """One run: schedule, pending queries, and outcomes."""
 
     def __init__(self, workload: Workload, tenants: Sequence[_Tenant]) -> None:
         self._workload = workload
@@ -208,7 +208,7 @@ class _Run:
         self._started_at = ""
 
     async def go(self, on_tick: Callable[[LiveStats], None] | None, tick_s: float, stop: asyncio.Event) -> None:
-        """Send everything, then wait for everything."""
+        """Send all queries, then wait for all responses."""
         loop = asyncio.get_running_loop()
         timer = PreciseTimer(loop)
         self._start_ns = time.monotonic_ns() + LEAD_IN_NS
@@ -255,7 +255,9 @@ class _Run:
 
     def _schedule(self) -> Iterator[tuple[int, int, int]]:
         for block in self._blocks:
-            for at in range(0, block.time_ns.size, 256):  # small steps: making Python integers holds the loop up
+            for at in range(
+                0, block.time_ns.size, 256
+            ):  # in small steps, since conversion to Python integers blocks the loop
                 part = slice(at, at + 256)
                 yield from zip(
                     block.time_ns[part].tolist(), block.tenant[part].tolist(), block.seq[part].tolist(), strict=True
@@ -267,11 +269,11 @@ class _Run:
         tenant.in_flight += 1
         lag_ns = time.monotonic_ns() - self._start_ns - scheduled_ns
         self._lags_ns.append(lag_ns)
-        timeout_s = max(0.001, (tenant.give_up_ns - lag_ns) / 1e9)
+        timeout_s = max(0.001, (tenant.limit_ns - lag_ns) / 1e9)
         try:
             reply = await tenant.client.send(seq % tenant.requests, timeout_s)
         except Exception as error:
-            # A fault of the client library must not lose a query: each has one outcome.
+            # Each query has one outcome, even after an error of the client library.
             reply = Reply(Outcome.FAILED, f"{type(error).__name__}: {error}")
         ended_ns = time.monotonic_ns() - self._start_ns
         latency_ns = ended_ns - scheduled_ns
@@ -305,7 +307,7 @@ class _Run:
         )
 
     def result(self, servers: tuple[str, ...]) -> LoadResult:
-        """Sum up the finished run."""
+        """Result of the finished run."""
         return LoadResult(
             tenants=tuple(
                 TenantInfo(
@@ -339,7 +341,7 @@ async def _interrupt_on(stop: asyncio.Event, timer: PreciseTimer) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow as many sockets as the system lets us: against a stalled server each query in flight holds one."""
+    """Raise the limit on sockets to the maximum: with a stalled server each pending query has one."""
     try:
         import resource
     except ImportError:  # not a POSIX system

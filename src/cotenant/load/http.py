@@ -1,7 +1,6 @@
-"""A lean HTTP/1.1 client: prepared requests out, answers back, on as many kept-alive connections as it takes.
+"""Minimal HTTP/1.1 client: sends prepared requests on a pool of keep-alive connections.
 
-General clients spend several times the processor time on a request, and the generator would take it from the server
-beside it.
+General clients need several times the processor time for a request, which a server on the same machine would lack.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpPool:
-    """Connections to one server. `request` opens one when none is idle, and keeps it for the next."""
+    """Pool of connections to one server. `request` opens one if none is idle, and keeps it."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -47,7 +46,7 @@ class HttpPool:
         self._open: set[_Connection] = set()
 
     def prepare(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
-        """Make the bytes of a request; `path` starts with a slash and is quoted already."""
+        """Bytes of a request. `path` starts with a slash and is quoted."""
         lines = [f"{method} {self._base}{path} HTTP/1.1", f"Host: {self._netloc}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if body or method != "GET":
@@ -55,10 +54,10 @@ class HttpPool:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     async def request(self, message: bytes, timeout_s: float) -> HttpAnswer:
-        """Send a prepared request, once, and wait for the whole answer.
+        """Send a prepared request once, and wait for the whole response.
 
-        A kept connection that the server has closed meanwhile is not used. Raises TimeoutError after `timeout_s`,
-        OSError (ConnectionError) when there is no connection, or it breaks once something has been sent.
+        A kept connection that the server has closed is not used. Raises TimeoutError after `timeout_s`, and OSError
+        (ConnectionError) if no connection can be opened or it breaks after data was sent.
         """
         async with asyncio.timeout(timeout_s):
             while self._idle:
@@ -80,7 +79,7 @@ class HttpPool:
         try:
             answer = await connection.exchange(message)
         except BaseException:
-            connection.abort()  # an answer may still come: nobody else must get it
+            connection.abort()  # its response may still come, and must not reach another query
             raise
         if connection.reusable:
             self._idle.append(connection)
@@ -101,7 +100,7 @@ class HttpPool:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. Methods named `on_*` are called by the parser."""
+    """A connection with one exchange at a time. The parser calls the methods `on_*`."""
 
     def __init__(self, lost: Callable[[_Connection], None]) -> None:
         self._lost = lost
@@ -114,7 +113,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
 
     def is_quiet(self) -> bool:
-        """Whether it is open and nothing has come since the last answer: neither bytes nor the server's goodbye."""
+        """Whether it is open and has received nothing since the last response, neither bytes nor a close."""
         return self._transport is not None and not self._transport.is_closing() and not self._poll.poll(0)
 
     async def exchange(self, message: bytes) -> HttpAnswer:
@@ -132,7 +131,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # transports of uvloop do not inherit from it
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
@@ -158,7 +157,7 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() < 200:  # the answer is still to come
+        if self._parser.get_status_code() < 200:  # an interim response
             return
         self.reusable = bool(self._parser.should_keep_alive())
         if self._answer is not None and not self._answer.done():

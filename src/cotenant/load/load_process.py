@@ -1,4 +1,4 @@
-"""The load generator in a process of its own: drawing tables or serving models beside it would delay its sends."""
+"""The load generator in its own process, since other work in the process would delay its sends."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run_load_process(
     tick_s: float = 0.5,
     check: bool = False,
 ) -> LoadResult:
-    """Do what `run_load` does in a fresh process, and return its result.
+    """Run `run_load` in a new process, and return its result.
 
-    `on_tick` is called here, in the calling process. The first Ctrl-C stops sending and still returns what was measured
-    once the last answers are in; the second gives up with KeyboardInterrupt.
+    `on_tick` is called in the calling process. The first Ctrl-C stops sending, and the result follows after the last
+    responses; the second one raises KeyboardInterrupt.
 
     Raises LoadError when the server or a model cannot be used, or when the process dies.
     """
@@ -73,7 +73,7 @@ def _receive(news: Connection, commander: Connection, on_tick: Callable[[LiveSta
             if on_tick is not None:
                 on_tick(value)
         except (EOFError, OSError):
-            raise LoadError("the load generator's process ended without a result; its last words are above") from None
+            raise LoadError("the load generator's process ended without a result; its error is above") from None
         except KeyboardInterrupt:
             if stopping:
                 raise
@@ -84,8 +84,8 @@ def _receive(news: Connection, commander: Connection, on_tick: Callable[[LiveSta
 def _child(
     teller: Connection, orders: Connection, workload: Workload, arguments: dict[str, Any], ticking: bool
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on as a message
-    set_slice(SHORT_NS)  # a server on the same cores keeps them busy; what delays the generator counts as latency
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent forwards it as a message
+    set_slice(SHORT_NS)  # a server on the same cores keeps them busy, and delays of the generator count as latency
     try:
         result = _runner()(_serve(teller, orders, workload, arguments, ticking))
     except CotenantError as error:
@@ -111,7 +111,7 @@ async def _serve(
     def heard() -> None:
         try:
             orders.recv()
-        except EOFError:  # the parent is gone; nobody wants the rest
+        except EOFError:  # the parent process is gone
             loop.remove_reader(orders.fileno())
         stop.set()
 

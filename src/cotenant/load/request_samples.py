@@ -1,4 +1,4 @@
-"""What is sent to a model: samples of the zoo where it is one of its models, else random data of the declared shape."""
+"""Inputs for requests: samples of the zoo for its models, else random data of the declared shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sample = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _TRIES = 64
-"""Samples drawn from the zoo to find one of the shape asked for."""
+"""Draws from the zoo to find a sample of the requested shape."""
 
 
 def sample_pool(load: TenantLoad, info: ModelInfo, rng: np.random.Generator, count: int) -> list[Sample]:
@@ -34,7 +34,7 @@ def sample_pool(load: TenantLoad, info: ModelInfo, rng: np.random.Generator, cou
 
 
 def slo_of(load: TenantLoad, info: ModelInfo | None) -> int:
-    """Return the SLO in nanoseconds: the workload's, else the server's. Raises LoadError when neither says one."""
+    """SLO in nanoseconds: of the workload, else of the server. Raises LoadError if neither has one."""
     if load.slo_ns is not None:
         return load.slo_ns
     text = _parameter(info, "slo_ms")
@@ -44,7 +44,7 @@ def slo_of(load: TenantLoad, info: ModelInfo | None) -> int:
         slo_ms = 0.0
     if not slo_ms > 0:
         raise LoadError(
-            f"tenant {load.name!r}: the server says no SLO for model {load.model!r} "
+            f"tenant {load.name!r}: the server reports no SLO of model {load.model!r} "
             "(parameter slo_ms of its configuration); set slo_ms in the workload"
         )
     return round(slo_ms * 1e6)
@@ -58,7 +58,7 @@ def _parameter(info: ModelInfo | None, name: str) -> str | None:
 
 
 def _declared(load: TenantLoad, info: ModelInfo) -> Shapes | None:
-    """One row of the declared shape asked for; None when the server declares none. Raises LoadError."""
+    """One row of the requested declared shape; None without declared shapes. Raises LoadError."""
     text = _parameter(info, "shapes")
     declared: Sequence[Mapping[str, Sequence[int]]] = json.loads(text) if text else []
     most = int(info.config.get("max_batch_size", 0) or 0)
@@ -72,7 +72,7 @@ def _declared(load: TenantLoad, info: ModelInfo) -> Shapes | None:
 
 
 def _from_zoo(load: TenantLoad, info: ModelInfo, shapes: Shapes | None, rng: np.random.Generator) -> Sample | None:
-    """A sample of the zoo's model of that name, if the served model takes it: names alone prove nothing."""
+    """A sample of the zoo's model of this name, if the served model has the same inputs."""
     for _ in range(_TRIES):
         try:
             sample = sample_inputs(load.model, rng)
@@ -119,5 +119,5 @@ def _draw(datatype: str, shape: tuple[int, ...], rng: np.random.Generator, where
     dtype: np.dtype[Any] = DATATYPES[datatype]
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
-    # 0 and 1 are valid wherever integers are indices, masks or token numbers.
+    # 0 and 1 are valid as indices, masks and token ids.
     return rng.integers(0, 2, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""What the load generator measured: while it runs and at the end, with JSON in and out (schema in docs/metrics.md)."""
+"""Results of the load generator, during and after a run, with JSON (schema in docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cotenant.types import Outcome
 
 SCHEMA = "cotenant.load/2"
 LAG_LIMIT_NS = 5_000_000
-"""Sends later than this at the 99th percentile are warned of: they colour latencies of tens of milliseconds."""
+"""99th percentile of the send lag above which a run has a warning: it distorts latencies of tens of ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How late queries were sent after their scheduled time: the fault of the generator or its processor."""
+    """Delay of sending after the scheduled time, caused by the generator or its processor."""
 
     p50_ns: int
     p99_ns: int
@@ -32,17 +32,17 @@ class Lag:
 
     @classmethod
     def of(cls, lags_ns: npt.ArrayLike) -> Lag:
-        """Sum up the lags of all queries sent."""
+        """Percentiles of the lags of all sent queries."""
         values = np.asarray(lags_ns, np.int64)
         return cls(percentile_ns(values, 50) or 0, percentile_ns(values, 99) or 0, int(values.max(initial=0)))
 
 
 @dataclass(frozen=True, slots=True)
 class TenantInfo:
-    """One tenant of a run. `reasons` counts by outcome what was said of queries without a result, numbers masked as N.
+    """One tenant of a run. `reasons` counts texts of queries without a result, by outcome, with numbers masked as N.
 
-    `wrong_answers` had another answer than their inputs had been given alone; 0 where nothing was checked. `timeout_ns`
-    is what its queries were allowed.
+    `wrong_answers` counts responses that differ from those to the same inputs alone; 0 without a check. `timeout_ns` is
+    the client time-out of its queries.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True)
 class TenantLive:
-    """One tenant so far. Percentiles are over its last queries, at most two thousand."""
+    """Figures of one tenant of a running load. Percentiles are over its last 2000 queries."""
 
     name: str
     slo_ns: int
@@ -73,7 +73,7 @@ class TenantLive:
 
     @property
     def attainment(self) -> float | None:
-        """As of a summary; whatever was withdrawn is left out here."""
+        """Attainment as in a summary, without all cancelled queries."""
         counted = sum(self.counts.values()) - self.counts[Outcome.CANCELLED]
         if is_impatient(self.timeout_ns, self.slo_ns) or not counted:
             return None
@@ -82,14 +82,14 @@ class TenantLive:
 
 @dataclass(frozen=True, slots=True)
 class LiveStats:
-    """A run so far, warm-up left out of the counts."""
+    """Figures of a running load, without the warm-up."""
 
     elapsed_ns: int
     duration_ns: int
     tenants: tuple[TenantLive, ...]
     lag_p99_ns: int
     sending: bool
-    """False when all was sent and the last answers are awaited."""
+    """False once all queries are sent and only responses are pending."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class LoadResult:
 
     @property
     def wrong_answers(self) -> int:
-        """Those of all tenants."""
+        """Wrong responses of all tenants."""
         return sum(tenant.wrong_answers for tenant in self.tenants)
 
     @property
@@ -126,12 +126,12 @@ class LoadResult:
 
     @property
     def records(self) -> Iterator[QueryRecord]:
-        """Every query sent, warm-up included."""
+        """All sent queries, warm-up included."""
         return self.log.records()
 
     @cached_property
     def summary(self) -> Summary:
-        """Figures of the queries that were due after the warm-up; the warm-up counts too if sending ended within it."""
+        """Figures of the queries due after the warm-up; of all queries if sending ended within it."""
         start_ns = self.warmup_ns if self.warmup_ns < self.sent_until_ns else 0
         return summarise(
             self.log,
@@ -144,12 +144,12 @@ class LoadResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what makes the figures doubtful; empty when nothing does."""
+        """Sentences on possible errors of the figures; empty without any."""
         found = []
         if self.lag.p99_ns > LAG_LIMIT_NS:
             found.append(
-                f"1 % of the queries were sent {self.lag.p99_ns / 1e6:.1f} ms late or more: the load generator did not "
-                "get the processor in time. Latencies include this; give it a core of its own or lower the rate."
+                f"1 % of the queries were sent {self.lag.p99_ns / 1e6:.1f} ms late or more, since the load generator "
+                "lacked processor time. Latencies include this; give it its own core or lower the rate."
             )
         for tenant in self.tenants:
             failed = self.summary.tenant(tenant.name).failed
@@ -159,12 +159,12 @@ class LoadResult:
         if self.stopped_early:
             found.append(
                 f"stopped after {self.sent_until_ns / 1e9:.1f} s of {self.duration_ns / 1e9:.1f} s; "
-                "the figures are of that time"
+                "the figures cover that time"
             )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Make plain data for `json.dumps`; `from_json` takes it back. The `summary` in it is for other readers."""
+        """Plain data for `json.dumps`, which `from_json` reads. Its `summary` is for other readers."""
         queries = {}
         for name in self.log.tenants:
             columns = self.log.columns(name)
@@ -189,7 +189,7 @@ class LoadResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "load result") -> LoadResult:
-        """Take back what `to_json` gave. Raises ConfigError when it is something else; `source` names it there."""
+        """Read the data of `to_json`. Raises ConfigError for other data; `source` names it in the error."""
         if data.get("schema") != SCHEMA:
             raise ConfigError(f"{source}: schema is {data.get('schema')!r}, expected {SCHEMA!r}")
         try:
@@ -218,7 +218,7 @@ class LoadResult:
 
     @classmethod
     def load(cls, path: Path) -> LoadResult:
-        """Read the JSON from a file. Raises ConfigError when it is not one of ours."""
+        """Read the JSON from a file. Raises ConfigError for other content."""
         try:
             data = json.loads(read_bytes(path, ConfigError))
         except UNREADABLE as error:

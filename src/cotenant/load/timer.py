@@ -1,7 +1,7 @@
-"""Waking an asyncio loop at an absolute time, to better than a millisecond.
+"""Timer for asyncio with a resolution below a millisecond.
 
-Event loops on Linux round their timers up to milliseconds (epoll's unit). A timerfd is exact, and the loop waits for it
-as for any other descriptor. Python offers it from 3.13 on; before that the C library is asked.
+Event loops on Linux round timers up to milliseconds, the unit of epoll. A timerfd is exact, and the loop waits for it
+like for any descriptor. Python has it since 3.13; for older versions this module calls the C library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class PreciseTimer:
-    """One sleeper on one loop. Times are those of `time.monotonic_ns`. Close it before the loop."""
+    """Timer for one coroutine of a loop. Times are those of `time.monotonic_ns`. Close it before the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -36,7 +36,7 @@ class PreciseTimer:
             loop.add_reader(self._fd, self._expired)
 
     async def wait_until(self, due_ns: int) -> None:
-        """Sleep until `due_ns`, or until `interrupt` is called; return at once for a time gone by."""
+        """Sleep until `due_ns` or a call of `interrupt`; return at once for a past time."""
         now_ns = time.monotonic_ns()
         if due_ns <= now_ns:
             return
@@ -54,12 +54,12 @@ class PreciseTimer:
                 handle.cancel()
 
     def interrupt(self) -> None:
-        """End the present sleep, if there is one."""
+        """End the present sleep, if any."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -81,7 +81,7 @@ class PreciseTimer:
 
 
 def _timerfd() -> int | None:
-    """Make a timerfd; None where the system has none."""
+    """Create a timerfd; None on a system without it."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -33,8 +33,8 @@ Progress = Callable[[str], None]
 """Called after each step with the name of the measurement."""
 CORES = CoreTarget()
 REPEATS = 2
-"""Further measurements of a point that other processes disturbed."""
-STOLEN, STOLEN_NS = 1.05, 20_000
+"""Further measurements of a point that other processes have disturbed."""
+STEAL_FACTOR, STEAL_NS = 1.05, 20_000
 """Wall time over processor time, and beyond it in ns, from which on others have taken the core from a thread."""
 LEAST_FLOORS = 3
 """Least length of a segment in multiples of an empty launch: a shorter one costs more than it gains."""
@@ -181,8 +181,8 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
             waited, began_ns, start_ns = waits(), time.thread_time_ns(), time.perf_counter_ns()
             work()  # no other statement between the two readings of the wall clock
             wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
-            is_stolen = is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS and waits() == waited
-            values.append(own_ns if is_stolen else wall_ns)
+            has_steal_time = is_inline and wall_ns > STEAL_FACTOR * own_ns + STEAL_NS and waits() == waited
+            values.append(own_ns if has_steal_time else wall_ns)
     return samples
 
 

@@ -1,4 +1,4 @@
-"""How far a run was from what any schedule could have done, in words, as a table and as plain data."""
+"""Text of the bounds of a run: sentences, a table and plain data."""
 
 from __future__ import annotations
 
@@ -8,48 +8,50 @@ from typing import Any
 from cotenant.report.tables import milliseconds, percent
 from cotenant.trace.bound import RunBound
 
-COLUMNS = ("tenant", "asked", "in time", "attainment", "alone on its share", "slot ms a query", "over its profile")
+COLUMNS = ("tenant", "offered", "in time", "attainment", "alone on share", "slot ms/query", "over profile")
 
 
 def sentences(found: RunBound) -> list[str]:
-    """What the bounds mean for a run, an objective a line."""
-    asked = sum(each.asked for each in found.tenants)
+    """The bounds of a run in words, one line for each objective."""
+    offered = sum(each.offered for each in found.tenants)
     lines = [
-        f"most: at most {int(found.most + 1e-6)} of {asked} queries could be answered in time, "
-        f"{found.in_time} were: {of_bound(found.in_time, found.most)} of it."
+        f"most: at most {int(found.most + 1e-6)} of {offered} queries could be answered in time, "
+        f"{found.in_time} were: {of_bound(found.in_time, found.most)} of the bound."
     ]
     short = found.short
-    kept = "and every tenant kept that"
+    kept = "and every tenant had that many"
     if short is not None:
-        kept = f"but {short.tenant} got {short.in_time} of the {int(short.alone + 1e-6)} that it could have had so"
+        kept = f"but {short.tenant} had {short.in_time} of its {int(short.alone + 1e-6)}"
     lines.append(
-        f"shares: where every tenant keeps what it could have alone on its share, at most {int(found.shares + 1e-6)} "
-        f"could be; the run had {of_bound(found.in_time, found.shares)} of it, {kept}."
+        f"shares: at most {int(found.shares + 1e-6)} if every tenant has as many as it could alone on its share: "
+        f"{of_bound(found.in_time, found.shares)} of the bound, {kept}."
     )
     if len({each.weight for each in found.tenants}) > 1:
         lines.append(
-            f"weighted: the answers in time could be worth {found.weighted:g} at most and were worth {found.worth:g}: "
-            f"{of_bound(found.worth, found.weighted)} of it."
+            f"weighted: the total weight of queries answered in time could be {found.weighted:g} at most and was "
+            f"{found.value:g}: {of_bound(found.value, found.weighted)} of the bound."
         )
     *others, last = found.limited_by or ("",)
-    limits = "" if found.fair >= 1 else f", by what {' and '.join([*filter(None, [', '.join(others)]), last])} ask for"
+    limits = (
+        "" if found.fair >= 1 else f" (by the demand of {' and '.join([*filter(None, [', '.join(others)]), last])})"
+    )
     lines.append(
-        f"fair: the smallest attainment of a tenant could be {100 * found.fair:.1f} % at most{limits}, "
-        f"and was {100 * found.least:.1f} %: {of_bound(found.least, found.fair)} of it."
+        f"fair: the least attainment of a tenant could be {100 * found.fair:.1f} % at most{limits} "
+        f"and was {100 * found.least:.1f} %: {of_bound(found.least, found.fair)} of the bound."
     )
     return lines
 
 
 def rows(found: RunBound) -> list[Sequence[str]]:
-    """The cells of COLUMNS, a row a tenant."""
+    """Cells of the table with the headings COLUMNS, one row for each tenant."""
     return [
         (
             each.tenant,
-            str(each.asked),
+            str(each.offered),
             str(each.in_time),
-            percent(each.attainment if each.asked else None),
+            percent(each.attainment if each.offered else None),
             f"{each.alone:.0f}",
-            milliseconds(each.slot_ns / 1e6 if each.asked else None),
+            milliseconds(each.slot_ns / 1e6 if each.offered else None),
             f"{each.pace:.2f}x",
         )
         for each in found.tenants
@@ -57,7 +59,7 @@ def rows(found: RunBound) -> list[Sequence[str]]:
 
 
 def of_bound(part: float, whole: float) -> str:
-    """Which share of the most that is possible was reached."""
+    """The reached part of a bound, as a percentage."""
     return f"{100 * part / whole:.1f} %" if whole else "all"
 
 
@@ -65,11 +67,11 @@ def facts(found: RunBound) -> dict[str, Any]:
     """Plain data, ready for `json.dumps`."""
     return {
         "slots": found.slots,
-        "asked": sum(each.asked for each in found.tenants),
+        "asked": sum(each.offered for each in found.tenants),
         "in_time": found.in_time,
         "most": found.most,
         "shares": found.shares,
-        "worth": found.worth,
+        "worth": found.value,
         "weighted": found.weighted,
         "least_attainment": found.least,
         "fair": found.fair,
@@ -78,7 +80,7 @@ def facts(found: RunBound) -> dict[str, Any]:
             {
                 "tenant": each.tenant,
                 "weight": each.weight,
-                "asked": each.asked,
+                "asked": each.offered,
                 "in_time": each.in_time,
                 "attainment": each.attainment,
                 "slot_ms_a_query": each.slot_ns / 1e6,

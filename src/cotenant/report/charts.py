@@ -1,4 +1,4 @@
-"""The charts of a report, drawn from the queries of its runs."""
+"""Charts of a report, drawn from the queries of its runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cotenant.load.result import LoadResult
 
 HALF, FULL = 560, 1130
-"""Widths of charts in pixels: two beside each other, or one alone."""
+"""Widths of charts in pixels: two in a row, and one in a row."""
 
 MARKS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.ANSWERED: ("dot", "answered"),
@@ -28,7 +28,7 @@ MARKS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.FAILED: ("square", "failed"),
     Outcome.CANCELLED: ("square", "cancelled"),
 }
-"""Mark and CSS class by outcome: shape as well as colour, for those who do not see the colours."""
+"""Mark and CSS class by outcome. Shapes differ as well as colours, for colour-blind readers."""
 
 _MOST_POINTS = 1500
 _MOST_STEPS = 400
@@ -36,7 +36,7 @@ _MOST_STEPS = 400
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run to be shown: its queries, its figures and, in words, how it was done.
+    """One run of a report: its queries, its figures and the description of its setup.
 
     Only queries due in [start_ns, end_ns) are drawn.
     """
@@ -62,13 +62,13 @@ class RunResult:
         description: Mapping[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> RunResult:
-        """Show a run of the simulator, or any other."""
+        """Result of a run with this log of outcomes."""
         summary = summarise(log, start_ns=start_ns, end_ns=end_ns, slo_ns=slo_ns, tenants=list(slo_ns))
         return cls(name, log, summary, slo_ns, start_ns, end_ns, description or {}, warnings)
 
     @classmethod
     def from_load(cls, name: str, result: LoadResult, description: Mapping[str, str] | None = None) -> RunResult:
-        """Show a run of the load generator."""
+        """Result of a run of the load generator."""
         start_ns = result.warmup_ns if result.warmup_ns < result.sent_until_ns else 0
         return cls(
             name,
@@ -87,7 +87,7 @@ class RunResult:
         return tuple(line.tenant for line in self.summary.tenants)
 
     def columns(self, tenant: str) -> Columns:
-        """The drawn queries of a tenant, none for one that is not in this run."""
+        """The drawn queries of a tenant; none for a tenant that is not in this run."""
         log = self.log if tenant in self.log.tenants else OutcomeLog([tenant])
         return log.columns(tenant).window(self.start_ns, self.end_ns)
 
@@ -108,7 +108,7 @@ def attainment_bars(runs: Sequence[RunResult]) -> str:
 
 
 def latency_distribution(runs: Sequence[RunResult], tenant: str) -> str:
-    """Share of the offered queries that had their answer within x: what was dropped or refused never gets one."""
+    """Chart of the share of the offered queries answered within x. Dropped and refused queries are never answered."""
     curves = []
     for run in runs:
         columns = run.columns(tenant)
@@ -141,7 +141,7 @@ def latency_distribution(runs: Sequence[RunResult], tenant: str) -> str:
 
 
 def latency_over_time(run: RunResult, tenant: str, latencies_ms: tuple[float, float]) -> tuple[str, int]:
-    """Every query as a mark: when it was due, how long until it ended. Also returns "one in how many" is shown."""
+    """Chart with a mark for each query, by due time and latency; and the stride n: one query in n is drawn."""
     columns = run.columns(tenant)
     stride = max(1, math.ceil(columns.outcome.size / _MOST_POINTS))
     slo_ms = run.slo_ns.get(tenant, 0) / 1e6
@@ -166,7 +166,7 @@ def latency_over_time(run: RunResult, tenant: str, latencies_ms: tuple[float, fl
 
 
 def latency_range_ms(runs: Sequence[RunResult], tenant: str) -> tuple[float, float]:
-    """One range of latencies for a tenant in all runs, so that the charts compare. Refusals may lie below it."""
+    """Common range of latencies of a tenant over all runs, for comparable charts. Refusals may be below it."""
     found = [np.array([_slo_ms(runs, tenant) or 1.0])]
     for run in runs:
         columns = run.columns(tenant)
@@ -174,12 +174,12 @@ def latency_range_ms(runs: Sequence[RunResult], tenant: str) -> tuple[float, flo
         found.append(columns.latency_ns[columns.of(Outcome.DROPPED)] / 1e6)
     values = np.concatenate(found)
     values = values[values > 0]
-    # A few very early drops must not stretch the axis: refusals at once belong on its lower edge.
+    # A few very early drops must not widen the axis: immediate refusals are drawn on its lower edge.
     return _log_range(float(np.quantile(values, 0.005)), float(values.max()))
 
 
 def goodput_over_time(runs: Sequence[RunResult], tenant: str | None) -> str:
-    """Queries answered in time per second, by when they were due, beside those offered; None is all tenants."""
+    """Chart of goodput and offered load in queries per second, by due time. `tenant` None: all tenants."""
     longest_ns = max(run.end_ns - run.start_ns for run in runs)
     bin_s = max(1.0, round_up(longest_ns / 1e9 / 60)) if longest_ns >= 10e9 else round_up(longest_ns / 20e9)
     series: list[tuple[str, list[Point]]] = []

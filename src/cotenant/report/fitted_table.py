@@ -1,4 +1,4 @@
-"""A table that fits the terminal: columns without room follow below, and no cell is cut."""
+"""Table that fits the width of the terminal: columns without room follow in a table below."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _MOST = 24
-"""Characters of a cell that keep their line; longer texts may be wrapped to this width."""
+"""Width in characters to which texts of cells may be wrapped; shorter ones stay on one line."""
 
 
 class FittedTable(Table):
-    """A Table that deals out columns without room to several tables below each other.
+    """A Table that splits its columns into several tables, one below the other, if they do not fit.
 
-    Each of them begins with the first `keys` columns. Texts are wrapped, never cut.
+    Each table begins with the first `keys` columns. Texts are wrapped, never cut.
     """
 
     def __init__(self, *headers: Any, keys: int = 1, **options: Any) -> None:
@@ -27,7 +27,7 @@ class FittedTable(Table):
         self._keys = keys
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or several."""
+        """Render the table, or its parts."""
         groups = self._groups(console, options)
         for group in groups:
             part = Table(box=self.box, show_edge=self.show_edge, pad_edge=self.pad_edge, show_header=self.show_header)
@@ -46,7 +46,7 @@ class FittedTable(Table):
             yield column
 
     def _groups(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
-        """The columns behind the first ones, by the table in which they stand."""
+        """Numbers of the columns after the keys, by table."""
         wide = options.update(width=10_000)
         widths = [
             min(_MOST, max(Measurement.get(console, wide, cell).maximum for cell in (column.header, *column._cells)))
@@ -63,7 +63,7 @@ class FittedTable(Table):
 
 
 def _dealt(needs: list[int], room: int) -> list[list[int]]:
-    """The columns in their order, as many in a group as there is room for, and one at least."""
+    """Columns in their order, grouped greedily into tables of width `room`, at least one in each."""
     groups: list[list[int]] = [[]]
     left = room
     for at, need in enumerate(needs):

@@ -1,4 +1,4 @@
-"""Gantt charts for the terminal. They can be read without colour: every label has a letter, dots are idle time."""
+"""Gantt charts for the terminal, readable without colour: each label has a letter, dots are idle time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MARK = "┃"
 _MOST_LANES = 16
 _MOST_NAME = 24
 _BUSY = 6
-"""Columns of the share of time that a lane is busy."""
+"""Width of the column with the busy share of a lane."""
 
 
 def compared(charts: Mapping[str, GanttChart], keys: Keys, width: int, *, has_busy: bool = False) -> Iterator[Text]:
-    """Charts by title below each other, on one scale, `width` columns wide; `keys` are by label.
+    """Lines of several charts on one time scale, `width` characters wide. `keys` are by label.
 
-    With `has_busy` a lane ends with the share of the scale for which it is busy.
+    With `has_busy`, each lane ends with its busy share of the scale.
     """
     until_ns = max(1, *(chart.end_ns for chart in charts.values()))
     for title, chart in charts.items():
@@ -30,7 +30,7 @@ def compared(charts: Mapping[str, GanttChart], keys: Keys, width: int, *, has_bu
 
 
 def _lines(chart: GanttChart, keys: Keys, until_ns: int, width: int, has_busy: bool) -> Iterator[Text]:
-    """A line a lane and the axis."""
+    """One line for each lane, and the axis."""
     names = min(_MOST_NAME, max(map(len, chart.lanes))) + 1
     cells = width - names - 2 - (_BUSY if has_busy else 0)
     for lane in chart.lanes[:_MOST_LANES]:

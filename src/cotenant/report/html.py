@@ -1,4 +1,4 @@
-"""A report of one or several runs as one HTML file that needs nothing beside it."""
+"""Report of one or several runs as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cotenant.types import Outcome
 __all__ = ["RunResult", "Section", "write_report"]
 
 _COLUMNS = (
-    *("tenant", "SLO ms", "offered", "answered", "late", "dropped", "rejected", "failed", "cancelled", "apart"),
+    *("tenant", "SLO ms", "offered", "answered", "late", "dropped", "rejected", "failed", "cancelled", "excluded"),
     *("p50 ms", "p99 ms", "goodput/s", "attainment"),
 )
 _GRADES = {"green": "good", "yellow": "fair", "red": "bad", "dim": "soft"}
@@ -31,7 +31,7 @@ _GRADES = {"green": "good", "yellow": "fair", "red": "bad", "dim": "soft"}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the caller's own: running text, and below it text shown as it is (code, recognised text)."""
+    """An additional section: running text, and below it verbatim text (code, recognised text)."""
 
     title: str
     text: str = ""
@@ -51,13 +51,13 @@ def write_report(
     losses: Mapping[str, LossAccount] | None = None,
     created: datetime | None = None,
 ) -> None:
-    """Write the report of `runs` (of the same tenants, as a rule) to `path`.
+    """Write the report of `runs`, usually of the same tenants, to `path`.
 
-    `machine` holds facts such as those of `cotenant.report.machine.machine_facts`; `profiles` are rows of a table, all
-    with the same keys; `traces` maps run names to Perfetto files, `bounds` to what no schedule could have beaten, and
-    `losses` to accounts of lost queries; `created` is the time shown, now by default.
+    `machine` holds facts such as those of `cotenant.report.machine.machine_facts`. `profiles` are rows of a table, with
+    equal keys. By name of the run: `traces` are Perfetto files, `bounds` upper bounds, `losses` accounts of lost
+    queries. `created` is the time shown, now by default.
 
-    Raises InvalidValueError when there is no run, or two of one name.
+    Raises InvalidValueError without a run, or for two runs with the same name.
     """
     names = [run.name for run in runs]
     if not runs or len(set(names)) != len(names):
@@ -104,7 +104,7 @@ def _headline(runs: Sequence[RunResult], bounds: Mapping[str, RunBound]) -> str:
         lines.append(f"goodput {total.goodput_per_s:.1f} of {total.offered_per_s:.1f} queries/s offered")
         if found := bounds.get(run.name):
             part = bound_text.of_bound(found.in_time, found.most)
-            lines.append(f"{part} of what any schedule could have answered in time")
+            lines.append(f"{part} of the upper bound of any schedule")
         cards.append(
             f'<div class="card b{series}"><span class="run">{escape(run.name)}</span><b>{percent(total.attainment)}</b>'
             + "".join(f"<span>{escape(line)}</span>" for line in lines)
@@ -117,8 +117,8 @@ def _attainment(page: Page, runs: Sequence[RunResult]) -> None:
     page.section(
         "Attainment",
         "<p>Share of the offered queries that were answered within their SLO. Late, dropped, rejected and failed "
-        "queries all count as missed. Those whose clients allowed less time than the SLO, or withdrew them before it "
-        "had passed, are counted apart.</p>",
+        "queries all count as missed. Excluded are queries with a client time-out below the SLO, and those that their "
+        "client cancelled within the SLO.</p>",
         bar_key(run.name for run in runs),
         f'<div class="wide">{charts.attainment_bars(runs)}</div>',
     )
@@ -137,7 +137,7 @@ def _tables(page: Page, runs: Sequence[RunResult]) -> None:
 
 
 def _row(line: TenantSummary) -> list[Cell]:
-    counts = (line.late, line.dropped, line.rejected, line.failed, line.cancelled, line.apart)
+    counts = (line.late, line.dropped, line.rejected, line.failed, line.cancelled, line.excluded)
     return [
         *(line.tenant, milliseconds(line.slo_ms), str(line.offered), str(line.answered)),
         *((str(count), "" if count else "zero") for count in counts),
@@ -148,12 +148,12 @@ def _row(line: TenantSummary) -> list[Cell]:
 
 def _lost(page: Page, losses: Mapping[str, LossAccount]) -> None:
     parts = []
-    for name, heads, cells, to_whom in html_rows(losses):
+    for name, heads, cells, culprits in html_rows(losses):
         last = "total" if len(cells) > 1 else ""
-        parts += [f"<h3>{escape(name)}</h3>", table(heads, cells, last=last), paragraph(to_whom, "soft")]
+        parts += [f"<h3>{escape(name)}</h3>", table(heads, cells, last=last), paragraph(culprits, "soft")]
     if parts:
-        about = "Every query that was not answered in time, by the one cause that docs/metrics.md gives it."
-        page.section("What was lost, and why", paragraph(about), *parts)
+        about = "Queries that were not answered in time, by cause (docs/metrics.md)."
+        page.section("Lost queries and their causes", paragraph(about), *parts)
 
 
 def _bounds(page: Page, bounds: Mapping[str, RunBound]) -> None:
@@ -164,19 +164,19 @@ def _bounds(page: Page, bounds: Mapping[str, RunBound]) -> None:
             for name, found in bounds.items()
         ]
         page.section(
-            "How far from the best that is possible",
-            "<p>What no schedule could beat, even one that knew all arrivals: every query may be stopped at any time, "
-            "answered in parts and spread over all slots, and takes the least time that its profile says, times what "
-            "the tenant's launches took over it. As the server saw the run.</p>",
+            "Distance from the upper bound",
+            "<p>Upper bounds of any schedule, even with all arrivals known: queries are preemptible, may be answered "
+            "in part and may spread over all slots. Each needs the least time by its profile, times the measured pace "
+            "of the tenant's launches. Times are those at the server.</p>",
             *parts,
         )
 
 
 def _distributions(page: Page, runs: Sequence[RunResult]) -> None:
     page.section(
-        "How long answers took",
-        "<p>Share of all offered queries that had their answer within the time on the (logarithmic) axis. Where a "
-        "curve crosses the dashed line is the attainment; where it ends below 100 %, the rest never got an answer.</p>",
+        "Distribution of latencies",
+        "<p>Share of all offered queries that were answered within the time on the (logarithmic) axis. A curve crosses "
+        "the dashed line at the attainment; queries above its end were never answered.</p>",
         bar_key(run.name for run in runs),
         grid(charts.latency_distribution(runs, tenant) for tenant in tenants_of(runs)),
     )
@@ -194,8 +194,8 @@ def _over_time(page: Page, runs: Sequence[RunResult]) -> None:
     thinned = f" Busy charts show one query in up to {stride}." if stride > 1 else ""
     page.section(
         "Latency over time",
-        "<p>Every query, at the time when it was due, and how long it took until it ended, in whatever way; queries "
-        f"refused at once lie on the lower edge.{thinned}</p>",
+        "<p>Each query at the time when it was due, with the time until its outcome. Queries refused at arrival are on "
+        f"the lower edge.{thinned}</p>",
         key((_mark(outcome), outcome.value) for outcome in happened),
         grid(figures),
     )
@@ -229,7 +229,7 @@ def _profiles(page: Page, profiles: Sequence[Mapping[str, object]]) -> None:
         heads = list(profiles[0])
         page.section(
             "Profiles",
-            "<p>What the models were measured to take, alone; the scheduler predicts from these.</p>",
+            "<p>Measured latencies of the models alone, from which the scheduler predicts.</p>",
             table(heads, ([short_text(row.get(head, "")) for head in heads] for row in profiles)),
         )
 
@@ -237,10 +237,10 @@ def _profiles(page: Page, profiles: Sequence[Mapping[str, object]]) -> None:
 def _traces(page: Page, traces: Mapping[str, str]) -> None:
     if traces:
         page.section(
-            "Look at every decision",
-            "<p>Each run left a trace: what ran on which cores when, and what became of every query. Open "
-            "<code>https://ui.perfetto.dev</code> in a browser, choose “Open trace file” and pick the file (it is "
-            "read in the browser, not uploaded). Keys W, A, S and D zoom and move.</p>",
+            "Timelines",
+            "<p>Each run has a timeline with its launches by core and the outcome of each query. Open "
+            "<code>https://ui.perfetto.dev</code> in a browser, choose “Open trace file” and pick the file. The "
+            "browser reads it and uploads nothing. Keys W, A, S and D zoom and move.</p>",
             facts(traces.items()),
         )
 

@@ -1,4 +1,4 @@
-"""The run so far, for a terminal."""
+"""Live table of a run of the load generator, for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cotenant.types import Outcome
 
 
 def live_table(stats: LiveStats) -> RenderableType:
-    """One line per tenant, a bar for the time gone by and the generator's own lag; for `rich.live.Live.update`."""
+    """One line for each tenant, a progress bar and the generator's send lag; for `rich.live.Live.update`."""
     table = FittedTable(title=None)
     table.add_column("tenant")
     for column in (
@@ -28,7 +28,7 @@ def live_table(stats: LiveStats) -> RenderableType:
     head = Table.grid(padding=(0, 1))
     head.add_row(
         ProgressBar(total=duration_s, completed=elapsed_s, width=40),
-        f"{elapsed_s:.0f} of {duration_s:.0f} s" if stats.sending else "all sent, waiting for the last answers",
+        f"{elapsed_s:.0f} of {duration_s:.0f} s" if stats.sending else "all sent, waiting for the last responses",
         Text(
             f"send lag p99 {milliseconds(stats.lag_p99_ns / 1e6)} ms",
             style="yellow" if stats.lag_p99_ns > LAG_LIMIT_NS else "dim",

@@ -1,4 +1,4 @@
-"""What a run was made with: machine and versions, as reports name them."""
+"""Machine and software versions of a run, for reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("cotenant", "onnxruntime", "onnx", "numpy", "grpcio", "uvloop")
 
 
 def machine_facts() -> dict[str, str]:
-    """Read processor, cores usable by this process, memory, system and versions; what cannot be read is left out."""
+    """Processor, cores usable by this process, memory, system and versions; unknown ones are left out."""
     facts = {"processor": processor_facts().get("model name") or platform.processor() or platform.machine()}
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts["cores"] = f"{usable} of {os.cpu_count()}"

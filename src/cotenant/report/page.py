@@ -1,6 +1,6 @@
-"""A report as one HTML file that needs nothing beside it, and the pieces that its sections are made of.
+"""Self-contained HTML page, and the elements of its sections.
 
-Pieces are HTML; texts that the functions here take are escaped by them.
+Functions return elements as HTML, and escape the texts that they take.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Cell = str | tuple[str, str]
 
 
 class Page:
-    """Pieces below a heading, in the order in which they are added; empty ones are left out."""
+    """HTML elements below a heading, in the order of their addition; empty ones are left out."""
 
     def __init__(self, title: str) -> None:
         self._title = escape(title)
         self._parts = [f"<h1>{self._title}</h1>"]
 
     def add(self, *parts: str) -> None:
-        """Add pieces."""
+        """Append elements."""
         self._parts += filter(None, parts)
 
     def section(self, title: str, *parts: str) -> None:
-        """Add pieces below a heading of their own."""
+        """Append a section with its own heading."""
         self.add(f"<section><h2>{escape(title)}</h2>\n{''.join(parts)}</section>")
 
     def html(self) -> str:
@@ -42,7 +42,7 @@ class Page:
         )
 
     def write(self, path: Path) -> None:
-        """Write it to a file, whose folder is made if need be."""
+        """Write the page to a file; creates the folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, self.html().encode())
 
@@ -62,35 +62,35 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], last: str = "") 
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and what there is to say of each."""
+    """Two-column table of names and values."""
     rows = "".join(f"<tr>{_cell(name)}{_cell(value)}</tr>" for name, value in pairs)
     return f'<table class="facts">{rows}</table>'
 
 
 def grid(figures: Iterable[str]) -> str:
-    """Figures side by side, as many as there is room for."""
+    """Figures side by side, as many as fit."""
     return f'<div class="grid2">{"".join(figures)}</div>'
 
 
 def bar_key(names: Iterable[str], *more: tuple[str, str]) -> str:
-    """Which bars are whose, by number; `more` are entries of `key`."""
+    """Legend of bars, by number of the series; `more` are further entries of `key`."""
     bars = ((f'<rect class="c{at}" y="2" width="22" height="10" rx="2"/>', name) for at, name in enumerate(names))
     return key((*bars, *more))
 
 
 def line_key(names: Iterable[str]) -> str:
-    """Which lines are whose, by number."""
+    """Legend of lines, by number of the series."""
     return key((f'<path class="line s{at}" d="M0 7H22"/>', name) for at, name in enumerate(names))
 
 
 def key(entries: Iterable[tuple[str, str]]) -> str:
-    """What marks mean: each an SVG element 22 wide and 14 high, and its name."""
+    """Legend: marks, each an SVG element 22 wide and 14 high, with their names."""
     spans = (f'<span><svg viewBox="0 0 22 14">{mark}</svg>{escape(name)}</span>' for mark, name in entries)
     return f'<div class="key">{"".join(spans)}</div>'
 
 
 def short_text(value: object) -> str:
-    """A value for a cell: numbers with four significant digits."""
+    """Text of a value in a cell; numbers have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

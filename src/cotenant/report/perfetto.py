@@ -19,7 +19,7 @@ from cotenant.gantt import Bar
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """Something that happened at one time on a track."""
+    """An event at one time on a track."""
 
     track: str
     name: str
@@ -29,7 +29,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Values from this time on, drawn stacked: e.g. queue lengths by tenant."""
+    """Values from this time on, drawn stacked, such as queue lengths by tenant."""
 
     track: str
     time_ns: int
@@ -39,9 +39,9 @@ class Counter:
 def write_perfetto(
     path: Path, bars: Iterable[Bar], instants: Iterable[Instant] = (), counters: Iterable[Counter] = ()
 ) -> None:
-    """Write the trace. Tracks stand in the order in which they are first met; events are sorted by time.
+    """Write the trace. Tracks are in the order of their first use, events in order of time.
 
-    Times are written in microseconds with three decimals, as the format wants them.
+    The format has times in microseconds; they have three decimals.
     """
     lanes = _Lanes()
     events: list[tuple[int, dict[str, Any]]] = []
@@ -64,7 +64,7 @@ def write_perfetto(
 
 
 class _Lanes:
-    """Numbers for processes and threads, and a thread for every bar on which no other bar overlaps it."""
+    """Numbers of processes and threads; overlapping bars of a track get separate threads."""
 
     def __init__(self) -> None:
         self._processes: dict[str, int] = {}

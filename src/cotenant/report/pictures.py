@@ -1,4 +1,4 @@
-"""Parts of pictures of plans: keys of letters and colours, names that fit, SVG files."""
+"""Parts of pictures of plans: legends of letters and colours, shortened names, SVG export."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rich.text import Text
 from cotenant.report.tables import milliseconds
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb")
-"""Colours of Okabe and Ito, which colour-blind readers can tell apart."""
+"""Colour-blind safe palette of Okabe and Ito."""
 LIGHT_INK = ("#0072b2",)
 """Colours on which letters are white."""
 MOST_WIDTH = 110
-"""Columns of a picture, at most."""
+"""Maximum width of a picture, in characters."""
 Keys = Mapping[str, tuple[str, str]]
 """A letter and a colour by name."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def keys_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A letter and a colour by name; from the 53rd name on letters come again."""
+    """A letter and a colour for each name; letters repeat from the 53rd name on."""
     return {
         name: (_LETTERS[number % len(_LETTERS)], PALETTE[number % len(PALETTE)]) for number, name in enumerate(names)
     }
@@ -38,7 +38,7 @@ def key_text(keys: Keys, name: str, *, bare: bool = False) -> Text:
 
 
 def short(name: str, width: int) -> str:
-    """A name that fits, with an ellipsis in the middle, where names of stages and versions differ least."""
+    """A name shortened to `width` by an ellipsis in the middle, where names of stages and versions differ least."""
     if len(name) <= width:
         return name
     tail = (width - 1) // 2
@@ -51,7 +51,7 @@ def in_ms(ns: int) -> str:
 
 
 def svg_of(picture: RenderableType, title: str) -> str:
-    """A picture of MOST_WIDTH columns as the text of an SVG file that needs nothing beside it."""
+    """A picture of MOST_WIDTH columns as a self-contained SVG."""
     console = Console(record=True, width=MOST_WIDTH, file=StringIO(), color_system="truecolor", force_terminal=True)
     console.print(picture)
     svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)

@@ -1,7 +1,7 @@
-"""The style sheet of reports: readable on paper, on a light and on a dark screen."""
+"""Style sheet of reports, for paper, light and dark screens."""
 
 SERIES = 6
-"""Runs that have a colour of their own; further ones start again."""
+"""Number of distinct colours of runs; further runs repeat them."""
 
 CSS = """
 :root { color-scheme: light dark; --paper: #fff; --sheet: #f6f7f9; --ink: #1b1f24; --soft: #5b6470; --rule: #d9dde3;
@@ -60,7 +60,7 @@ svg .dot { stroke-width: 4.2; stroke-linecap: round; opacity: var(--fade); }
 
 
 def style_sheet() -> str:
-    """Return the whole sheet, with the classes of runs and outcomes."""
+    """The style sheet, with the classes of runs and outcomes."""
     series = [
         f".c{i} {{ fill: var(--s{i % SERIES}); }} .s{i} {{ stroke: var(--s{i % SERIES}); }} "
         f".b{i} {{ border-color: var(--s{i % SERIES}); }}"

@@ -1,6 +1,6 @@
-"""A small plotting helper: scales with readable ticks, and charts as inline SVG coloured by the page's style sheet.
+"""Plotting: scales with round ticks, and charts as inline SVG, coloured by the style sheet of the page.
 
-Nothing here knows of queries. Colours are CSS classes (`c0`, `c1`, ...), so one chart serves a light and a dark page.
+Colours are CSS classes (`c0`, `c1`, ...), so that one chart fits a light and a dark page.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Format = Callable[[float], str]
 
 
 def number(value: float) -> str:
-    """A short plain number for an axis."""
+    """Short text of a number on an axis."""
     return f"{value:g}"
 
 
 def duration(ms: float) -> str:
-    """A time given in milliseconds, in the unit that reads best."""
+    """Text of a time given in milliseconds, in s, ms or µs."""
     if ms >= 1000:
         return f"{ms / 1000:g} s"
     return f"{ms:g} ms" if ms >= 1 else f"{ms * 1000:g} µs"
@@ -28,7 +28,7 @@ def duration(ms: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values in [lo, hi] to pixels in [start, end]; values outside land on the edge."""
+    """Maps values in [lo, hi] to pixels in [start, end]; clamps values outside."""
 
     lo: float
     hi: float
@@ -69,7 +69,7 @@ def _log_ticks(lo: float, hi: float, count: int) -> list[float]:
 
 
 def round_up(value: float) -> float:
-    """Return the next of 1, 1.5, 2, 3, 4, 5, 6, 8 times a power of ten: a tidy end for an axis."""
+    """The next of 1, 1.5, 2, 3, 4, 5, 6, 8 times a power of ten: a round end of an axis."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -77,7 +77,7 @@ def round_up(value: float) -> float:
 
 
 class Chart:
-    """One chart of `width` x `height` pixels. Add marks, then `svg()`. `headroom` leaves a line above its frame."""
+    """One chart of `width` x `height` pixels: add marks, then call `svg()`. `headroom` reserves a line above it."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Chart:
             self._parts.append(f'<path class="line {css}" d="M{path}"/>')
 
     def stairs(self, points: Sequence[Point], css: str) -> None:
-        """A line that stays level until the next point: counts and distributions."""
+        """A step function: level until the next point, for counts and distributions."""
         if not points:
             return
         path = [f"M{self.x(points[0][0]):.1f} {self.y(points[0][1]):.1f}"]
@@ -133,21 +133,21 @@ class Chart:
         self._parts.append(f'<path class="line {css}" d="{"".join(path)}"/>')
 
     def marks(self, points: Iterable[Point], shape: str, css: str) -> None:
-        """Many small marks in one path; `shape` is a key of `SHAPES`."""
+        """Small marks in one path; `shape` is a key of `SHAPES`."""
         drawing = SHAPES[shape]
         path = "".join(f"M{self.x(x):.1f} {self.y(y):.1f}{drawing}" for x, y in points)
         if path:
             self._parts.append(f'<path class="mark {shape} {css}" d="{path}"/>')
 
     def vertical(self, x: float, text: str, css: str = "limit") -> None:
-        """A line across the chart at x with its text above the frame, for which the chart needs `headroom`."""
+        """A vertical line at x, with its text above the frame. The chart needs `headroom`."""
         at, (bottom, top) = self.x(x), (self.y.start, self.y.end)
         self._parts.append(f'<path class="{css}" d="M{at:.1f} {top}V{bottom}"/>')
         side = "end" if at > self.x.end - 50 else "mid" if at > self.x.start + 50 else ""
         self._text(at, top - 5, text, f"note {side}")
 
     def horizontal(self, y: float, text: str, css: str = "limit") -> None:
-        """A line across the chart at y with its text above the right end, or below it at the top edge."""
+        """A horizontal line at y, with its text above the right end, or below it at the top edge."""
         at = self.y(y)
         self._parts.append(f'<path class="{css}" d="M{self.x.start} {at:.1f}H{self.x.end}"/>')
         near_top = at < self.y.end + 16
@@ -172,7 +172,7 @@ SHAPES = {
 
 
 def svg_element(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """Wrap drawing commands; the title is read out by screen readers."""
+    """An `<svg>` element around drawing commands, with a title for screen readers."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title, quote=True)}">'
         f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
@@ -180,7 +180,7 @@ def svg_element(width: int, height: int, title: str, parts: Iterable[str]) -> st
 
 
 def grouped_bars(width: int, groups: Sequence[tuple[str, Sequence[float | None]]], title: str, form: Format) -> str:
-    """Horizontal bars of shares (0 to 1), one group per name and one bar per series, each with its value."""
+    """Horizontal bars of shares from 0 to 1: a group for each name, a bar with its value for each series."""
     bar, gap, group_gap, top = 17, 3, 14, 6
     left = 30 + max([len(name) for name, _ in groups], default=0) * 7.6
     scale = Scale(0.0, 1.0, left, width - 74)

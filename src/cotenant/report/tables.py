@@ -1,4 +1,4 @@
-"""The outcome of a run as a table for the terminal and as JSON."""
+"""Figures of a run as a table for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _COLUMNS = (
 
 
 def milliseconds(value: float | None) -> str:
-    """Three significant digits, a dash for None."""
+    """Text of a number with three significant digits; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage with one decimal, a dash for None; never rounded up to 100 %."""
+    """Text of a share as a percentage with one decimal, never rounded up to 100 %; a dash for None."""
     if share is None:
         return "–"
     return "99.9 %" if 0.999 < share < 1 else f"{100 * share:.1f} %"
@@ -47,11 +47,11 @@ def attainment_style(share: float | None) -> str:
 
 
 def outcome_table(summary: Summary, title: str) -> FittedTable:
-    """One line per tenant and, with several, one for all.
+    """One line for each tenant and, with several, a total.
 
-    Columns for cancelled queries, and for those apart from attainment, stand where there are any.
+    The columns `cancelled` and `excluded` (from attainment) appear only with such queries.
     """
-    extra = tuple(name for name in ("cancelled", "apart") if getattr(summary.total, name))
+    extra = tuple(name for name in ("cancelled", "excluded") if getattr(summary.total, name))
     table = FittedTable(title=title, show_footer=False)
     for column in _COLUMNS[:8] + extra + _COLUMNS[8:]:
         table.add_column(column, justify="left" if column == "tenant" else "right")

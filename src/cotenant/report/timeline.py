@@ -1,4 +1,4 @@
-"""The trace as a picture in time: what ran on which cores, and what became of every query."""
+"""Timeline of a trace for Perfetto: launches by core, and the outcome of each query."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from cotenant.trace import Record, basis_of, headroom_ns, in_lines, work_of
 from cotenant.work import lane_name
 
 _MOST_NAMED = 8
-"""Cores that the name of a track says; tracks of larger shares, which differ from launch to launch, say the first: no
-two that run at once have that in common."""
+"""Most cores in the name of a track. A larger share, which varies between launches, is named by its first core: no two
+running launches have the same one."""
 
 
 def write_timeline(path: Path, records: Iterable[Record]) -> int:
-    """Write a trace as a file for ui.perfetto.dev; give the number of launches in it.
+    """Write a trace as a file for ui.perfetto.dev; return the number of launches.
 
-    Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
-    a bar of its own; applications show each query from its arrival to the end of its last stage; counters show who
-    waits, and how many cores each tenant holds. A launch says its version, the cores that it was to have and at which
-    pressure it was predicted. Of one that ran by a placement each core has a track of what it ran, as if the units had
-    begun with the launch. Where events are missing a mark says how many; what was under way is not drawn.
+    - Tracks of lanes have a bar for each launch, with its version, requested cores and predicted memory pressure.
+    - Tracks of tenants and applications have a bar for each query, from its arrival to its end.
+    - Tracks of cores have the tasks of placed launches, as if the units began with the launch.
+    - Counters have the waiting queries and the cores in use, by tenant.
+
+    At a gap of the trace a mark has the number of missing events; pending queries and launches are not drawn.
     """
     with in_lines(records) as lines:
         return _write_timeline(path, lines)
@@ -61,9 +62,9 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             whole[record.event["query"]] = record.event["application"], now
         elif record.kind == "ApplicationEnded" and record.event["query"] in whole:
             name, start = whole.pop(record.event["query"])
-            told = f"{record.event['outcome']} #{record.event['query']}"
+            label = f"{record.event['outcome']} #{record.event['query']}"
             args = {key: record.event[key] for key in ("query", "outcome", "reason")}
-            bars.append(Bar(f"applications/{name}", told, start, now, args))
+            bars.append(Bar(f"applications/{name}", label, start, now, args))
         elif record.kind == "LaunchExpanded" and record.event["launch"] in running:
             start, launch = running[record.event["launch"]]
             bars.append(_launch_bar(launch, start, now, None))
@@ -76,9 +77,9 @@ def _write_timeline(path: Path, records: Iterable[Record]) -> int:
             held[work_of(launch).tenant] -= len(launch["share"]["cores"])
             bars.append(_launch_bar(launch, start, now, record.event["error"]))
             share, tenant = launch["share"], work_of(launch).tenant
-            for numbers, units, begun_ns, ended_ns in record.event.get("pieces", ()):
+            for numbers, units, begun_ns, ended_ns in record.event.get("task_times", ()):
                 for number in numbers:
-                    track = f"pieces/{lane_name(number, share['cores'], share['device'])}"
+                    track = f"tasks/{lane_name(number, share['cores'], share['device'])}"
                     bars.append(Bar(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":

@@ -1,4 +1,4 @@
-"""The model repository on disk: where what lies, which models and applications it declares. Opens no model."""
+"""The model repository on disk: its paths, models and applications. Loads no model."""
 
 from cotenant.files import STATE_FOLDER
 from cotenant.repository.model_versions import (

@@ -1,4 +1,4 @@
-"""An application fitted to the models of its stages: checked tensors, and what clients are told of it. Pure."""
+"""An application with the models of its stages: checked tensors, and its metadata for clients. Pure."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ VERSION = "1"
 
 
 class StageModel(Protocol):
-    """As much of a model as its applications look at."""
+    """The part of a model that its applications use."""
 
     @property
     def metadata(self) -> ModelMetadata:
-        """Its tensors."""
+        """Metadata with its tensors."""
 
     @property
     def shapes(self) -> Sequence[Mapping[str, Sequence[int]]]:
-        """The declared shapes, each by input."""
+        """Declared shapes, each by input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationForm:
-    """An application whose models fit together. `models` are those of its stages, in their order."""
+    """An application with checked tensors. `models` are those of its stages, in their order."""
 
     spec: ApplicationSpec
     metadata: ModelMetadata
@@ -51,16 +51,16 @@ class ApplicationForm:
 
     @property
     def version(self) -> str:
-        """As it stands on the wire: there is one."""
+        """Its only version, as on the wire."""
         return VERSION
 
     @property
     def counted_as(self) -> str:
-        """Under what name its queries are counted."""
+        """Name under which its queries are counted."""
         return self.spec.name
 
     def check(self, request: InferRequest) -> int:
-        """Check a request; give its rows, 1 where queries are not batches. Raises ServeError (INVALID_ARGUMENT)."""
+        """Check a request; return its rows, 1 if queries have no batch axis. Raises ServeError (INVALID_ARGUMENT)."""
         validate(request, self.metadata)
         if not self.metadata.max_batch_size:
             return 1
@@ -74,7 +74,7 @@ class ApplicationForm:
         return next(iter(rows.values()))
 
     def wanted(self, outputs: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-        """Where the outputs that were asked for come from: stage and its output. None named means all."""
+        """Sources of the requested outputs, as stage and output of the stage; of all outputs if none is named."""
         chosen = outputs or tuple(self.spec.outputs)
         sources = {name: self.spec.outputs[name] for name in chosen}
         return {name: (each.stage, each.tensor) for name, each in sources.items() if each.stage is not None}
@@ -89,7 +89,7 @@ class ApplicationForm:
         return inputs
 
     def config(self) -> dict[str, Any]:
-        """The configuration in the keys of the protocol's model configuration extension, as of an ensemble there."""
+        """Configuration in the format of the protocol's model configuration extension, as an ensemble."""
         meta = self.metadata
         batched = meta.max_batch_size > 0
         return {
@@ -110,7 +110,7 @@ class ApplicationForm:
         }
 
     def _steps(self) -> list[dict[str, Any]]:
-        """The stages. A tensor between them is called `STAGE.OUTPUT`, or as the application's output that it is."""
+        """Stages. A tensor between them has the name `STAGE.OUTPUT`, or that of the application's output."""
         tensors: dict[tuple[int | None, str], str] = {}
         for name, each in self.spec.outputs.items():
             tensors.setdefault((each.stage, each.tensor), name)
@@ -134,7 +134,7 @@ class ApplicationForm:
         ]
 
     def _shapes(self) -> list[dict[str, list[int]]]:
-        """Declared shapes of the inputs: those of the one model that takes them all, else the first of each taker."""
+        """Declared shapes of the inputs: those of a first stage with all inputs, else the first shape of each stage."""
         for number, stage in enumerate(self.spec.stages):
             taken = {source.tensor: name for name, source in stage.inputs.items() if source.stage is None}
             if len(taken) == len(self.metadata.inputs) and not self.spec.graph.after[number]:
@@ -150,9 +150,9 @@ class ApplicationForm:
 def form_of(
     spec: ApplicationSpec, models: Sequence[StageModel], shares_ns: Mapping[str, int] | None = None
 ) -> ApplicationForm:
-    """Fit an application to the models of its stages. `shares_ns` is how a plan divides the SLO, by stage.
+    """Combine an application with the models of its stages. `shares_ns` is the division of its SLO by a plan.
 
-    Raises ConfigError, which names the key and what was expected, where tensors do not fit.
+    Raises ConfigError, with the key and the expected value, for tensors that do not fit.
     """
     batched = all(model.metadata.max_batch_size for model in models)
     inputs: dict[str, TensorSpec] = {}
@@ -186,7 +186,7 @@ def form_of(
 def result_of(
     ended: ApplicationEnded, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
 ) -> InferResult:
-    """What the client of an application gets: `wanted` says of which stage each output is, `outputs` is by stage."""
+    """Result for the client of an application. `wanted` has the source of each output, `outputs` those of stages."""
     query, outcome, reason = ended.query, ended.outcome, ended.reason
     if outcome in ANSWERS:
         try:
@@ -223,7 +223,7 @@ def _output(spec: ApplicationSpec, models: Sequence[StageModel], source: Source,
 
 
 def _check_fit(given: TensorSpec, taken: TensorSpec, name: str, key: str) -> None:
-    """A dimension, or a rank, that is open on either side fits: its size is checked when a query comes."""
+    """Raise ConfigError unless tensors fit. An open dimension or rank fits any; queries are checked at run time."""
     if given.datatype != taken.datatype:
         raise ConfigError(f"{key}: {name!r} has datatype {given.datatype}, expected {taken.datatype}")
     is_ranked = given.is_ranked and taken.is_ranked
@@ -238,7 +238,7 @@ def _check_fit(given: TensorSpec, taken: TensorSpec, name: str, key: str) -> Non
 
 
 def _merged(name: str, known: TensorSpec | None, taken: TensorSpec, key: str) -> TensorSpec:
-    """What an input of the application is when one more stage takes it too."""
+    """Specification of an input of the application after one more stage takes it."""
     if known is None:
         return replace(taken, name=name)
     _check_fit(known, taken, name, key)

@@ -1,6 +1,6 @@
-"""Applications of a model repository: `NAME/config.toml` with `[application]`, read and checked on its own.
+"""Applications of a model repository: `NAME/config.toml` with `[application]`, read and checked without its models.
 
-What the models' tensors are is not known here: `serve.models.served_application` fits the two together.
+`serve.models.served_application` checks the tensors of the models.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cotenant.repository import CONFIG_FILE, UnknownApplicationError, applicatio
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor comes from: the output `tensor` of a stage, or the application's own input where `stage` is None.
+    """Source of a tensor: the output `tensor` of a stage, or an input of the application if `stage` is None.
 
-    Stages are numbers into `Application.stages`.
+    A stage is its position in `ApplicationSpec.stages`.
     """
 
     stage: int | None
@@ -29,7 +29,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage: a model of the repository, and where each of its inputs comes from."""
+    """One stage: a model of the repository, and the sources of its inputs."""
 
     name: str
     model: str
@@ -38,7 +38,7 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationSpec:
-    """An application as its file declares it. The stages are in an order in which each comes after those it needs."""
+    """An application as declared in its file, with its stages in topological order."""
 
     name: str
     path: Path
@@ -50,7 +50,7 @@ class ApplicationSpec:
 
     @property
     def stages_text(self) -> str:
-        """The stages as `a -> b` where each needs the one before alone, else as `a, b, c (after a, b)`."""
+        """Text of the stages: `a -> b` for a chain, else `a, b, c (after a, b)`."""
         names, after = self.graph.names, self.graph.after
         if all(needed == tuple(range(max(0, at - 1), at)) for at, needed in enumerate(after)):
             return " -> ".join(names)
@@ -59,7 +59,7 @@ class ApplicationSpec:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The application's inputs, in the order in which stages name them."""
+        """Inputs of the application, in the order of their first use by a stage."""
         sources = [source for stage in self.stages for source in stage.inputs.values()]
         return tuple(dict.fromkeys(source.tensor for source in sources if source.stage is None))
 
@@ -67,8 +67,7 @@ class ApplicationSpec:
 def read_application(root: Path, name: str) -> ApplicationSpec:
     """Read an application of a repository.
 
-    Raises UnknownApplicationError when there is none of that name, ConfigError, which names file, key and what was
-    expected.
+    Raises UnknownApplicationError for an unknown name, and ConfigError with the file, the key and the expected value.
     """
     if not is_application(root, name):
         raise UnknownApplicationError(f"application {name!r}: there is no such directory in the repository")
@@ -76,14 +75,14 @@ def read_application(root: Path, name: str) -> ApplicationSpec:
     versions = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and entry.name.isdecimal()]
     if versions:
         raise ConfigError(
-            f"{path}: application: the directory holds the version {versions[0]!r} of a model too, expected an "
-            "application or a model: move one of them to a directory of its own"
+            f"{path}: application: the directory also has the version {versions[0]!r} of a model, expected an "
+            "application or a model: move one of them to another directory"
         )
     return _spec(name, path, load_application_config(path))
 
 
 def readable_applications(root: Path) -> dict[str, ApplicationSpec]:
-    """All applications of a repository by name, but those whose files are wrong."""
+    """All applications of a repository with valid files, by name."""
     found: dict[str, ApplicationSpec] = {}
     for name in application_names(root):
         try:
@@ -99,15 +98,15 @@ def _spec(name: str, path: Path, section: ApplicationSection) -> ApplicationSpec
     for number, stage in enumerate(section.stage):
         if stage.model == name:
             raise ConfigError(
-                f"{where}.stage[{number}].model: {name!r} is the application itself, expected a model; its stages need "
-                "directories of their own"
+                f"{where}.stage[{number}].model: {name!r} is the application itself, expected a model in another "
+                "directory"
             )
         if "." in stage.name:
             raise ConfigError(
-                f"{where}.stage[{number}].name: {stage.name!r} has a dot, which stands between a stage and its output"
+                f"{where}.stage[{number}].name: {stage.name!r} has a dot, which separates a stage and its output"
             )
         if stage.name in names[:number]:
-            raise ConfigError(f"{where}.stage[{number}].name: {stage.name!r} is there twice, expected a name each")
+            raise ConfigError(f"{where}.stage[{number}].name: {stage.name!r} occurs twice, expected distinct names")
     order = _order(section.stage, names, where)
     at = {stage.name: number for number, stage in enumerate(order)}
 
@@ -133,15 +132,15 @@ def _spec(name: str, path: Path, section: ApplicationSection) -> ApplicationSpec
     for number, made in enumerate(stages):
         if number not in used:
             raise ConfigError(
-                f"{where}.stage[{names.index(made.name)}]: nothing that stage {made.name!r} gives is used, expected it "
-                "as the source of another stage or in [application.outputs]; or remove the stage"
+                f"{where}.stage[{names.index(made.name)}]: no output of stage {made.name!r} is used, expected one as "
+                "the source of another stage or in [application.outputs]; or remove the stage"
             )
     graph = StageGraph(tuple(stage.name for stage in stages), after)
     return ApplicationSpec(name, path, round(section.slo_ms * NS_PER_MS), section.priority, stages, outputs, graph)
 
 
 def _order(stages: tuple[StageSection, ...], names: list[str], where: str) -> list[StageSection]:
-    """The stages, each after those that it needs, else in the order of the file."""
+    """The stages in topological order, else in the order of the file."""
     needs: dict[str, list[str]] = {}
     for number, stage in enumerate(stages):
         needs[stage.name] = []
@@ -153,8 +152,8 @@ def _order(stages: tuple[StageSection, ...], names: list[str], where: str) -> li
     try:
         sorter.prepare()
     except CycleError as error:
-        circle = " -> ".join(error.args[1])
-        raise ConfigError(f"{where}.stage: stages wait for each other in a circle: {circle}") from None
+        cycle = " -> ".join(error.args[1])
+        raise ConfigError(f"{where}.stage: stages depend on each other in a cycle: {cycle}") from None
     by_name = {stage.name: stage for stage in stages}
     order: list[StageSection] = []
     while sorter.is_active():

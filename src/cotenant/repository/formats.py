@@ -1,7 +1,7 @@
-"""Formats of model files: which there are, by the suffix of the file, and who opens them.
+"""Formats of model files, by suffix, and the packages that load them.
 
-A package of a user joins by `register`, or by an entry point of the group `GROUP` whose name is the suffix without its
-dot; worker processes find it by the entry point alone.
+An external package adds a format by `register`, or by an entry point of the group `GROUP`, named after the suffix
+without its dot. Worker processes find only entry points.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ STEM = "model"
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How a model computes what it has in FP32: see `[model]` in `config`.
+    """Arithmetic of the FP32 parts of a model (section `[model]` of its configuration).
 
-    `channels_last` None stands for yes in FP16 and BF16, and for no otherwise.
+    `channels_last` None: yes in FP16 and BF16, else no.
     """
 
     precision: str = "tf32"
@@ -53,7 +53,7 @@ class Format:
 
     @property
     def file(self) -> str:
-        """Name of the model's file in the directory of a version."""
+        """Name of the model file in the directory of a version."""
         return f"{STEM}{self.suffix}"
 
 
@@ -84,7 +84,7 @@ FORMATS: dict[str, Format] = {
 
 
 def register(new: Format) -> None:
-    """Let a format be known. Raises InvalidValueError where another one has its suffix."""
+    """Add a format. Raises InvalidValueError if another format has its suffix."""
     if FORMATS.setdefault(new.suffix, new) != new:
         raise InvalidValueError(f"format of {new.factory}", "suffix", new.suffix, "one that no other format has")
 

@@ -1,6 +1,6 @@
-"""Whether measurements are of the models that a repository holds now: digests of files and configurations.
+"""Staleness check of measurements: digests of the files and configurations of the models in a repository.
 
-No model is opened to tell. The server, which opens models, compares more: see `measure.loader`.
+The check loads no model. The server, which loads models, compares more (`measure.loader`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _log = logging.getLogger("cotenant.profile")
 
 
 class StaleProfileError(ProfileError):
-    """A profile is of other models than the repository holds: names them and the command that measures them anew."""
+    """A profile is not of the models in the repository. The text has the models and the command to repeat it."""
 
 
 def content_of(found: ModelVersion, *, placed: bool = True) -> ModelContent:
-    """The digests of a version; that of its files is "" where one of them cannot be read.
+    """Digests of the files and of the configuration of a version; "" for its files if one cannot be read.
 
-    Files are those of the version's directory, hidden ones left out, and the files of its samples. Of `config.toml`
-    count the sections that a latency depends on, not who owns the model and what was promised. Unless `placed`, that is
-    the latency without placements.
+    Files are those in the directory of the version, without hidden ones, and its sample files. The configuration
+    consists of the sections of `config.toml` on which latencies depend; without `placed`, on which latencies without a
+    placement depend.
     """
     folder = found.path.parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -60,9 +60,9 @@ def changes(
     *,
     placed: bool = True,
 ) -> dict[str, str]:
-    """What changed since it was `measured`, as a sentence by tenant; of all tenants, or of `tenants`.
+    """Changes since the measurements `measured`: a sentence for each changed tenant, of all or of `tenants`.
 
-    Tenants without a model in the repository, or without measurements, are left out. `placed`: see `content_of`.
+    Tenants without a model in the repository, or without measurements, are left out. `placed` is as in `content_of`.
     """
     found: dict[str, str] = {}
     for version in readable_versions(root):
@@ -71,7 +71,7 @@ def changes(
             continue
         config, then = f"{version.model}/{CONFIG_FILE}", measured[name]
         if then is UNSET:
-            found[name] = f"{name!r}: the profile does not say of which files and configuration it is"
+            found[name] = f"{name!r}: the profile has no digests of its files and configuration"
             continue
         now = content_of(version, placed=placed)
         changed = [
@@ -88,9 +88,9 @@ def changes(
 
 
 def valid_profile(root: Path, tenants: Collection[str] | None = None, *, stale: bool = False) -> Profile:
-    """The profile of a repository, which is of its models as they are now; of `tenants`, where these are given.
+    """The profile of a repository, checked against its present models, or those of `tenants`.
 
-    With `stale` it is given whatever changed, with a warning in the log. Raises ProfileError where there is none, and
+    With `stale`, a stale profile is returned with a warning in the log. Raises ProfileError if there is none, and
     StaleProfileError.
     """
     profile = load_profile(profile_path(root))
@@ -99,12 +99,12 @@ def valid_profile(root: Path, tenants: Collection[str] | None = None, *, stale: 
 
 
 def refuse_changes(found: Mapping[str, str], root: Path, *, stale: bool, command: str = "") -> None:
-    """Raise StaleProfileError for changed models; with `stale` they are told to the log.
+    """Raise StaleProfileError for changed models; with `stale`, log a warning instead.
 
-    `command` measures anew; it is `cotenant profile` where none is given.
+    `command` repeats the measurement, `cotenant profile` by default.
     """
     changed, command = "; ".join(found.values()), command or f"cotenant profile {root}"
     if found and stale:
-        _log.warning("%s: stale measurements are used: %s; '%s' makes others", root, changed, command)
+        _log.warning("%s: stale measurements are used: %s; repeat them with '%s'", root, changed, command)
     elif found:
-        raise StaleProfileError(f"the profile of {root} is stale: {changed}. Run '{command}', or go on with --stale")
+        raise StaleProfileError(f"the profile of {root} is stale: {changed}. Run '{command}', or use it with --stale")

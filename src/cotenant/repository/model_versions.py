@@ -1,8 +1,6 @@
-"""The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`, or `model.pt2`.
+"""Models of a repository on disk: directories with `config.toml` and `VERSION/model.onnx` or `model.pt2`.
 
-A directory whose `config.toml` has `[application]` holds no model: it says which models work together.
-
-Finds models, opens none.
+A directory with `[application]` in its `config.toml` is an application of several models. This module loads no model.
 """
 
 from __future__ import annotations
@@ -23,32 +21,32 @@ from cotenant.repository.paths import CONFIG_FILE
 from cotenant.types import priority_rank
 
 _log = logging.getLogger("cotenant.repository")
-_told: set[tuple[Path, str]] = set()
-"""Directories that were left out with a warning."""
+_reported: set[tuple[Path, str]] = set()
+"""Directories with a logged warning that they are left out."""
 _MOST_DIGITS = 18
-"""Of a version's number, which is a 64-bit integer on the wire."""
+"""Most digits of the number of a version, which is a 64-bit integer on the wire."""
 
 
 class UnknownModelError(ConfigError):
-    """The repository has no directory of that name."""
+    """The repository has no directory with this name."""
 
 
 class UnknownApplicationError(UnknownModelError):
-    """The repository has no application of that name."""
+    """The repository has no application with this name."""
 
 
 _APPLICATION = re.compile(r"^\s*\[\[?\s*application\s*[].]", re.MULTILINE)
-"""Told by its text, so that an application whose file is no valid TOML is called one in the error."""
+"""Recognises an application by the text of its file, even if that is not valid TOML."""
 
 
 def within(root: Path, text: object) -> str:
-    """A sentence for clients, whom the place of the repository on this machine is none of: paths from there on."""
+    """A sentence for clients, with paths relative to the repository: its place on this machine stays private."""
     return str(text).replace(f"{root}{os.sep}", "").replace(str(root), root.name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """One version of one model, found on disk and not yet opened."""
+    """One version of a model on disk, not loaded."""
 
     model: str
     version: int
@@ -58,26 +56,23 @@ class ModelVersion:
 
     @property
     def tenant(self) -> str:
-        """The name in the core, in profiles, tables and metrics: older versions carry their number."""
+        """Name in the core, in profiles, tables and metrics; an older version has its number in it."""
         name = self.config.tenant.name or self.model
         return name if self.is_default else f"{name}:{self.version}"
 
 
 def model_names(root: Path) -> tuple[str, ...]:
-    """The directories that are, or are meant to be, models; none in an empty repository.
-
-    Raises ConfigError when `root` is not a directory.
-    """
+    """Names of the directories of models, valid or not. Raises ConfigError when `root` is not a directory."""
     return tuple(name for name in _folders(root) if not _declares_one(root / name))
 
 
 def application_names(root: Path) -> tuple[str, ...]:
-    """The directories that are, or are meant to be, applications. Raises ConfigError when `root` is not a directory."""
+    """Names of the directories of applications, valid or not. Raises ConfigError when `root` is not a directory."""
     return tuple(name for name in _folders(root) if _declares_one(root / name))
 
 
 def is_application(root: Path, name: str) -> bool:
-    """Whether the repository has a directory of this name that declares an application, rightly or not."""
+    """Whether the repository has a directory of this name with an application, valid or not."""
     return name in _folders(root) and _declares_one(root / name)
 
 
@@ -97,12 +92,12 @@ def _folders(root: Path) -> tuple[str, ...]:
 
 
 def _is_text(root: Path, name: str) -> bool:
-    """Whether the name of a directory is UTF-8, as names on the wire are; another one is told to the log, once."""
+    """Whether the name of a directory is UTF-8, as names on the wire are; logs one warning if it is not."""
     try:
         name.encode()
     except UnicodeEncodeError:
-        if (root, name) not in _told:
-            _told.add((root, name))
+        if (root, name) not in _reported:
+            _reported.add((root, name))
             text = "%s: the directory %s is left out, as its name is not UTF-8; give it another name"
             _log.warning(text, root, ascii(name))
         return False
@@ -110,7 +105,7 @@ def _is_text(root: Path, name: str) -> bool:
 
 
 def readable_versions(root: Path) -> Iterator[ModelVersion]:
-    """The versions of all models, without directories that are wrong."""
+    """The versions of all models, without invalid directories."""
     for name in model_names(root):
         try:
             yield from find_versions(root, name, {})
@@ -119,21 +114,20 @@ def readable_versions(root: Path) -> Iterator[ModelVersion]:
 
 
 def default_version(root: Path, model: str) -> ModelVersion:
-    """The newest version of a model whose directory is right. Raises ConfigError when there is none."""
+    """The newest valid version of a model. Raises ConfigError if there is none."""
     return find_versions(root, model, {})[-1]
 
 
 def find_versions(root: Path, model: str, errors: dict[str, str] | None = None) -> tuple[ModelVersion, ...]:
-    """All versions of a model, the oldest first; the highest number is the default one.
+    """All versions of a model, oldest first; the highest number is the default.
 
-    The number is what counts: `1` and `01` are one version, of which a model has one. `errors` gets the reasons why
-    directories of versions are left out, by name. Raises ConfigError when no version is left, and without `errors` for
-    the first directory that is wrong.
+    `1` and `01` are the same version, which a model may have once. `errors` gets the reasons for invalid directories,
+    by name. Raises ConfigError when no version is left; without `errors`, for the first invalid directory.
     """
-    if model not in _folders(root):  # a path from a client, '..' say, must not lead out of the repository
+    if model not in _folders(root):  # a path from a client, such as '..', must not leave the repository
         raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
     if _declares_one(root / model):
-        raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
+        raise ConfigError(f"{root / model}: is an application, expected a model; its stages have their own models")
     folder = root / model
     if not (folder / CONFIG_FILE).exists():
         foreign = "" if any(map(_is_version, folder.iterdir())) else foreign_words(folder)
@@ -163,12 +157,12 @@ def _is_version(entry: Path) -> bool:
 
 
 def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
-    """The one model file of a version: two formats might not answer alike, so none of them wins.
+    """The model file of a version. Several formats are refused, since their results may differ.
 
-    Raises ConfigError when the directory is wrong, by itself or beside those of the other `versions`.
+    Raises ConfigError for an invalid directory, or one with the number of another of `versions`.
     """
     if len(folder.name) > _MOST_DIGITS:
-        raise ConfigError(f"{folder}: is no version, expected a number of at most {_MOST_DIGITS} digits")
+        raise ConfigError(f"{folder}: is not a version, expected a number of at most {_MOST_DIGITS} digits")
     same = [repr(each.name) for each in versions if int(each.name) == int(folder.name)]
     if len(same) > 1:
         raise ConfigError(
@@ -178,7 +172,7 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
     names = [each.file for each in formats().values()]
     found = [name for name in names if (folder / name).is_file()]
     if len(found) > 1:
-        raise ConfigError(f"{folder}: holds {' and '.join(found)}, expected one of them; remove the other")
+        raise ConfigError(f"{folder}: has {' and '.join(found)}, expected one of them; remove the other")
     if odd := [name for name in names if not found and (folder / name).exists()]:
         raise ConfigError(
             f"{folder / odd[0]}: is a directory, a device, a FIFO or a socket, expected a regular file; remove it"
@@ -191,10 +185,10 @@ def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
 
 
 def load_order(root: Path, models: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Models in the order in which a server loads them: by priority, then the smallest first, then what is wrong.
+    """Models in the order in which a server loads them, as two lists.
 
-    The first ones may be loaded side by side. The others come when these are loaded: a model before them by name has
-    the same tenant, which owns one model.
+    The first list is by priority, then by size, then invalid models; these may load concurrently. The second list loads
+    afterwards: each has the tenant of an earlier model by name, and a tenant owns one model.
     """
     owners: dict[str, str] = {}
     rest: list[str] = []
@@ -212,11 +206,11 @@ def load_order(root: Path, models: Iterable[str]) -> tuple[list[str], list[str]]
 
 
 def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:
-    """See to it that a tenant owns one model. `owners` gives the model by tenant. Raises ConfigError."""
+    """Raise ConfigError if a tenant owns several models. `owners` is the model by tenant."""
     for each in found:
         owned = owners.get(each.tenant, each.model)
         if owned != each.model:
             raise ConfigError(
-                f"model {each.model!r}: tenant {each.tenant!r} owns model {owned!r} already, and a tenant owns "
-                "one model: give tenant.name another value in its config.toml"
+                f"model {each.model!r}: tenant {each.tenant!r} already owns model {owned!r}, and a tenant owns "
+                "one model: set tenant.name to another value in its config.toml"
             )

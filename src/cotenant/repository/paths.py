@@ -1,4 +1,4 @@
-"""Where everything lies in a model repository."""
+"""Paths of the files in a model repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVER_FILE = "cotenant.toml"
 
 
 def profile_path(root: Path) -> Path:
-    """Where the profile of a repository lies."""
+    """Path of the profile of a repository."""
     return root / STATE_FOLDER / "profile.json"
 
 
@@ -23,51 +23,52 @@ def quick_profiles_path(root: Path) -> Path:
 
 
 def trace_path(root: Path) -> Path:
-    """Where the server that serves a repository writes its trace."""
+    """Path of the trace of the server of a repository."""
     return root / STATE_FOLDER / "trace.jsonl"
 
 
 def coruns_path(root: Path) -> Path:
-    """Where the co-runs of a repository lie."""
+    """Path of the measured co-runs of a repository."""
     return root / STATE_FOLDER / "coruns.json"
 
 
 def contention_path(root: Path) -> Path:
-    """Where the contention of a repository's models lies."""
+    """Path of the memory contention of the models of a repository."""
     return root / STATE_FOLDER / "contention.json"
 
 
 def groups_path(root: Path) -> Path:
-    """Where the measured groups of a repository lie."""
+    """Path of the measured groups of a repository."""
     return root / STATE_FOLDER / "groups.jsonl"
 
 
 def overlap_path(root: Path) -> Path:
-    """Where the predictor fitted to them lies."""
+    """Path of the predictor fitted to the measured groups."""
     return root / STATE_FOLDER / "overlap.npz"
 
 
 def tasks_path(root: Path) -> Path:
-    """Where the profile of tasks of a repository's models lies."""
+    """Path of the profile of tasks of the models of a repository."""
     return root / STATE_FOLDER / "tasks.json"
 
 
 def graphs_path(root: Path) -> Path:
-    """Where copies of the models, and their optimised graphs, lie: what `execute.runner` calls its cache."""
+    """Folder of copies of the models and of their optimised graphs: the cache of `execute.runner`."""
     return root / STATE_FOLDER / "graphs"
 
 
 def placement_path(graphs: Path, graph: str, cores: int, sms: int = 0) -> Path:
-    """Where the placement of an optimised graph in a share of so many cores, or SMs of a GPU and cores beside them,
-    lies; `graph` is its folder's name."""
+    """Path of the placement of an optimised graph in a share of `cores` cores, or of `sms` SMs and cores beside them.
+
+    `graph` is the name of the folder of the graph.
+    """
     return graphs / "placements" / f"{graph}-{f'{sms}sms' if sms else cores}.json"
 
 
 def together_path(root: Path) -> Path:
-    """Where the plans of models that are there together lie, as a plan file."""
+    """Path of the plan file of joint schedules."""
     return root / STATE_FOLDER / "together.toml"
 
 
 MEASURED = (profile_path, graphs_path, groups_path, overlap_path, coruns_path, tasks_path, together_path)
-"""What was measured of the models and what was planned from that: all that a server reads there. Placements lie beside
-the graphs."""
+"""Paths of measurements and of plans made from them, which a server reads. Placements are in the folder of graphs."""

@@ -102,8 +102,8 @@ class Recorder:
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
         """Keep an event for the thread; never waits for a file. As Observer says."""
         size = _EVENT_BYTES + _ACTION_BYTES * len(actions)
-        if type(event) is LaunchEnded and event.pieces:
-            size += _PIECE_BYTES * len(event.pieces)
+        if type(event) is LaunchEnded and event.task_times:
+            size += _PIECE_BYTES * len(event.task_times)
         waiting, bytes_ = self._waiting, self._put_bytes + size
         is_full = len(waiting) >= self._most_events or bytes_ > self._taken_bytes + self._most_bytes
         if (is_full or self._is_dropping) and not self._is_kept(event, time_ns):

@@ -1,7 +1,7 @@
-"""Applications in the simulator: their queries become those of their stages, by the same state machine as in a server.
+"""Applications in the simulator: their queries become queries of their stages, by the server's state machine.
 
-It differs from `serve.engine.flows` in that the next stage arrives at the very instant when the one before it ends.
-Deadlines of stages follow from what the engine's predictor believes, or from a plan.
+Unlike in `serve.engine.flows`, a stage arrives at the instant at which its last predecessor ends. Deadlines of stages
+come from the predictor of the engine, or from a plan.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from cotenant.types import Outcome, Query, Tenant
 
 
 class SimulatedApplication(NamedTuple):
-    """An application and the tenants of its stages, in their order."""
+    """An application, and the tenants of its stages in their order."""
 
     graph: StageGraph
     tenants: tuple[Tenant, ...]
 
 
 class StagedEngine:
-    """An engine to which applications are tenants. For `simulate`, in place of the engine that it wraps.
+    """Wraps an engine for `simulate`, so that applications look like tenants.
 
-    Of a stage's tensors nothing is known but the rows: the first stages have the shape of the query, later ones the
-    smallest that their model declares, as a server believes before the tensors are there. `log` is told what the engine
-    is told. As in a server one counter numbers all that comes to the engine; Respond actions have the numbers of the
-    workload. `doubt` is asked, as in a server, when a stage was refused for what is believed of these tenants.
+    Only the rows of a stage's tensors are known. First stages have the shape of the query, later ones the smallest
+    declared shape of their model, as a server predicts before the tensors exist. `log` gets the events of the wrapped
+    engine, which numbers queries with one counter, as in a server. Respond actions have the ids of the workload.
+    `doubt` is called when a stage was refused since its tenant is predicted to be too slow.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class StagedEngine:
         self._stages: dict[int, tuple[Flow, int]] = {}
         self._numbers = count()
         self._given: dict[int, int] = {}
-        """The workload's numbers of queries, by the engine's."""
+        """Ids of queries in the workload, by id in the engine."""
 
     @property
     def live(self) -> int:
-        """Queries that have not ended, those of applications counted once beside their stages."""
+        """Number of queries that have not ended; those of applications count in addition to their stages."""
         return self._engine.live + len(self._flows)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Handle an event as Engine does: the Respond actions are those of the workload's queries."""
+        """Handle an event; return actions, with the Respond actions of the workload's queries."""
         out: list[Action] = []
         todo = deque(self._arrive(event.query) if type(event) is QueryArrived else [event])
         while todo:
             step = todo.popleft()
-            for told in self._start(step, now_ns) if isinstance(step, StartStages) else (step,):
-                actions = self._engine.handle(told, now_ns)
+            for each in self._start(step, now_ns) if isinstance(step, StartStages) else (step,):
+                actions = self._engine.handle(each, now_ns)
                 if self._log is not None:
-                    self._log(now_ns, told, actions)
+                    self._log(now_ns, each, actions)
                 for action in actions:
                     if type(action) is not Respond:
                         out.append(action)
@@ -94,7 +94,7 @@ class StagedEngine:
         return [flow.arrived, *flow.begin()]
 
     def _start(self, step: StartStages, now_ns: int) -> list[Event]:
-        """The arrivals of stages that start together; none where the whole ended at the instant when they were to."""
+        """Arrivals of stages that start together; none if their query ended at the same instant."""
         arrivals: list[Event] = []
         flow = self._flows.get(step.query)
         if flow is None:

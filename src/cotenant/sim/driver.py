@@ -1,8 +1,7 @@
-"""The simulator's driver: the engine against a world, in virtual time.
+"""Driver of the simulator: a discrete-event loop that runs the engine against a world, in virtual time.
 
-It differs from the driver of the server in clock, ingress and executor alone. A launch that is enqueued begins here
-when it starts. Events at the same instant are handled
-in a fixed order: launches that expand, ends of launches, then the timer, then arrivals.
+It differs from the server's driver only in clock, ingress and executor. An enqueued launch begins when it starts.
+Events of one instant have a fixed order: expansions of launches, ends of launches, the timer, arrivals.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Log = Callable[[int, Event, list[Action]], None]
 
 
 class Driven(Protocol):
-    """As much of an engine as is driven."""
+    """The part of an engine that the driver uses."""
 
     @property
     def policy(self) -> Policy:
@@ -35,11 +34,11 @@ class Driven(Protocol):
 
     @property
     def live(self) -> int:
-        """Queries that have not ended."""
+        """Number of queries that have not ended."""
         ...
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """See Engine."""
+        """Handle an event; return the actions that it causes."""
         ...
 
 
@@ -52,11 +51,11 @@ def simulate(
     decision_ns: int = 0,
     log: Log | None = None,
 ) -> int:
-    """Run all queries (in order of arrival) to their ends and give the time of the last event in ns.
+    """Run all queries, in order of arrival, to their ends; return the time of the last event in ns.
 
-    `decision_ns` is charged before every launch: the time that the decision takes on the machine that is simulated. A
-    group that was chosen while another one ran is charged what was not over yet of it when that one ended.
-    `log` is told every event with the actions that it caused. Raises ProtocolViolationError when a query never ends.
+    `decision_ns` is the time of a decision on the simulated machine, charged before each launch. A group that was
+    chosen while another one ran is charged only the rest of that time at the end of the other group.
+    `log` gets each event with its actions. Raises ProtocolViolationError if a query never ends.
     """
     source = iter(queries)
     query = next(source, None)

@@ -1,11 +1,10 @@
-"""Simulating a workload: the tenants of a repository and their profile against a world made of the same profile.
+"""Simulation of a workload: the tenants of a repository in a world that is made of their profile.
 
-The policy believes the profile at one quantile; the world draws from it with noise of a named size. With noise 0 and
-the same quantile the policy is clairvoyant about latencies, which tables made here say. A follower corrects what is
-believed by what happens, as a server does.
+The policy predicts with one quantile of the profile. The world draws latencies from the profile with seeded noise. With
+noise 0 and the same quantile, predictions are exact. A follower corrects predictions by observations, as in a server.
 
-What a server costs besides its launches, and what clients see of it, are named assumptions, all 0 unless they were
-measured (`python -m bench fidelity` measures them).
+Costs of a server besides its launches, and of its clients, are `Assumptions`, 0 by default (`python -m bench fidelity`
+measures them).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from cotenant.world.simulated import TableWorld, World
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated: who sends what, to which lanes. `owners` gives the core's tenant of each load."""
+    """Input of a simulation: workload, tenants, tables and lanes. `owners` has the core's tenant of each load."""
 
     workload: Workload
     tenants: tuple[Tenant, ...]
@@ -58,13 +57,13 @@ class Scenario:
     tables: Mapping[str, LatencyTable]
     lanes: tuple[Share, ...]
     groups: FittedGroups | None = None
-    """What policies that launch groups believe about them; None believes launches not to slow each other down."""
+    """Predictor of groups for policies that launch groups; None predicts no slowdown in groups."""
     plays_groups: bool = False
-    """Whether the launches of a group take what `groups` says in the world, too, where nothing else is said of it."""
+    """Whether groups also take the latency of `groups` in the world, without other assumptions on contention."""
     plans: Mapping[str, Any] = field(default_factory=dict)
-    """What plans give to policies, by the policy's field: `rounds`, one a lane, and others."""
+    """Arguments of policies from plans, by field of the policy, such as `rounds` (one for each lane)."""
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
-    """By the name of their owner: loads whose queries run several of the tenants' models."""
+    """Applications by the name of their owner: each query runs several of the tenants' models."""
 
     @property
     def machine(self) -> Machine:
@@ -72,12 +71,11 @@ class Scenario:
         return Machine.holding(self.lanes)
 
     def policy(self, section: PolicySection) -> Policy:
-        """A policy with its lanes, and what it takes of plans. Raises ConfigError."""
+        """A policy with its lanes and its arguments from plans. Raises ConfigError."""
         return make_policy(section.name, section.options, self.lanes, self.plans)
 
     def served(self, policy: Policy) -> list[Tenant]:
-        """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of
-        cuts, but for those of its plans."""
+        """The tenants with the cuts that a policy uses: all if it preempts, else those of its plans or none."""
         found, spec = [], policy.spec
         for tenant in self.tenants:
             cuts = tenant.cuts if spec.preempt else (0, tenant.unit_count)
@@ -87,13 +85,13 @@ class Scenario:
         return found
 
     def predictor(self, policy: Policy) -> TablePredictor:
-        """What a policy believes at the start."""
+        """The predictor of a policy at the start."""
         if policy.spec.groups is not None and self.groups is not None:
             return GroupedPredictor(self.tables, None, self.groups)
         return TablePredictor(self.tables)
 
-    def beliefs(self, policy: Policy) -> OnlineModel:
-        """What a server would believe: the profile, corrected by what it observes, and the margin that it learns."""
+    def online_model(self, policy: Policy) -> OnlineModel:
+        """The model of latencies of a server: the profile, corrected by observations, and the learned margin."""
         made = OnlineModel.under(policy)
         for tenant, table in self.tables.items():
             made.add(tenant, table)
@@ -103,23 +101,24 @@ class Scenario:
 
     @property
     def slo_ns(self) -> dict[str, int]:
-        """SLO by name of the load, for accounting."""
+        """SLO by name of the load."""
         loads = zip(self.workload.tenants, self.owners, strict=True)
         return {load.name: load.slo_ns or owner.slo_ns for load, owner in loads}
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Named errors of the world, and what surrounds it.
+    """Deviations of the world from the profile, and the costs around launches.
 
-    `noise` is the deviation of the logarithm of latencies, and `inflation` what a tenant's latency in service is over
-    that of its profile, front-ends left out. `decision_ns` is charged before every launch: the decision, handing the
-    launch over, and noticing its end. `front_end_share` is the part of every core that front-ends (and clients on the
-    same machine) take. A query reaches the core `request_ns` after it was sent, and its answer the client
-    `response_ns` after its end, times a log-normal factor whose logarithm deviates by `response_noise`. The part
-    `reply_share` of that passes until the answer is written, which is what a server can see of it and learns from.
+    - `noise`: standard deviation of the logarithm of latencies.
+    - `inflation`: latency in service over that of the profile, by tenant, without front ends.
+    - `decision_ns`: cost of a launch besides its latency: decision, submission, notice of its end.
+    - `front_end_share`: part of each core that front ends, and clients on the same machine, use.
+    - `request_ns`: time from sending a query to its arrival at the core.
+    - `response_ns`: time from its end to the client, times a log-normal factor (`response_noise` is its sigma). The
+      part `reply_share` of it passes until the response is written: a server observes that part.
 
-    Raises InvalidValueError when a value is negative, `front_end_share` not below 1, or `reply_share` above it.
+    Raises InvalidValueError when a value is negative, `front_end_share` not below 1, or `reply_share` above 1.
     """
 
     noise: float = 0.0
@@ -145,24 +144,27 @@ class Assumptions:
 
 
 class Follower(Protocol):
-    """Follows what happens and may replace the predictor, as the server's beliefs do."""
+    """Observes a run and may replace the predictor, as the server's model of latencies does."""
 
     @property
     def predictor(self) -> TablePredictor:
-        """The predictor to begin with."""
+        """The predictor at the start."""
 
     def replied(self, delay_ns: int) -> None:
-        """An answer was written so long after its query had ended."""
+        """Note that a response was written `delay_ns` after the end of its query."""
 
     def doubt(self, tenants: Iterable[str]) -> Event | None:
-        """Queries were refused as these tenants are believed to be too slow together; what it returns happens next."""
+        """Note that a query was refused, since these tenants together are predicted to be too slow.
+
+        Returns the next event, if any.
+        """
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
-        """An event was handled; what it returns happens next."""
+        """Observe an event and its actions. Returns the next event, if any."""
 
 
 def _members(root: Path, workload: Workload) -> tuple[dict[str, ApplicationSpec], dict[str, ModelVersion]]:
-    """The applications of a workload, and all its models with those of their stages. Raises ConfigError."""
+    """The applications of a workload, and all models, stages included. Raises ConfigError."""
     models = dict.fromkeys(load.model for load in workload.tenants)
     declared = application_names(root)
     specs = {name: read_application(root, name) for name in models if name in declared}
@@ -172,7 +174,7 @@ def _members(root: Path, workload: Workload) -> tuple[dict[str, ApplicationSpec]
 
 
 def tenants_of(root: Path, workload: Workload) -> list[str]:
-    """The tenants that own the models of a workload. Raises ConfigError for a model that is not in the repository."""
+    """Names of the tenants that own the models of a workload. Raises ConfigError for an unknown model."""
     return [found.tenant for found in _members(root, workload)[1].values()]
 
 
@@ -186,9 +188,8 @@ def scenario_of(
 ) -> Scenario:
     """Read the tenants of the workload's models, and applications, from a repository.
 
-    `shares_ns` is how a plan divides the SLOs of applications, by stage. Raises ConfigError for a model without a
-    profile, and for queries that the server would refuse: of more rows than the model takes, or of a shape that it does
-    not declare.
+    `shares_ns` is the division of the SLO of an application among its stages by a plan. Raises ConfigError for a model
+    without a profile, and for queries that a server refuses: too many rows, or an undeclared shape.
     """
     specs, members = _members(root, workload)
     tenants = {model: _tenant(root, model, found, profile) for model, found in members.items()}
@@ -213,13 +214,13 @@ def scenario_of(
 
 
 def _smallest(shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:
-    """The number of the declared shape with the fewest elements; the first where none is declared."""
+    """Number of the declared shape with the fewest elements; 0 without declared shapes."""
     elements = [sum([prod(dims) for dims in shape.values()]) for shape in shapes]
     return elements.index(min(elements)) if elements else 0
 
 
 def _declared(spec: ApplicationSpec, shapes: Mapping[str, int]) -> int:
-    """Number of shapes that an application declares: those of a first stage that takes all inputs, else one."""
+    """Number of shapes of an application: those of a first stage that takes all inputs, else 1."""
     for stage, after in zip(spec.stages, spec.graph.after, strict=True):
         taken = {source.tensor for source in stage.inputs.values() if source.stage is None}
         if not after and len(taken) == len(spec.inputs):
@@ -248,15 +249,17 @@ def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile) -> Te
 
 
 def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) -> Iterator[Query]:
-    """The arrivals of the workload as queries; a time-out shorter than the SLO is the deadline, as in the server.
+    """The arrivals of the workload as queries. A time-out below the SLO sets the deadline, as in the server.
 
-    `request_ns` after it was sent a query reaches the core, whose clock its deadline is of.
+    A query reaches the core `request_ns` after it was sent, and its deadline counts from then.
     """
     loads = list(zip(scenario.workload.tenants, scenario.owners, strict=True))
     for number, (sent_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
         load, owner = loads[position]
         time_ns = sent_ns + request_ns
-        own = owner.priority if owner.name in scenario.applications else 0  # an application's stages go by its own
+        own = (
+            owner.priority if owner.name in scenario.applications else 0
+        )  # stages have the priority of their application
         slo = owner.slo_ns if load.timeout_ns is None else min(owner.slo_ns, load.timeout_ns)
         yield Query(
             number,
@@ -282,12 +285,11 @@ def run_scenario(
     follower: Follower | None = None,
     noise_seed: int | None = None,
 ) -> OutcomeLog:
-    """Simulate one policy with one seed of arrivals and noise, or one of each; give how the queries of each load ended.
+    """Simulate one policy with one seed of arrivals and noise; return the outcomes of queries by load.
 
-    With `contention` launches slow each other down, else each takes what the table says, or where the scenario plays
-    groups, its group. `follower` is the server's
-    belief about latencies, where that should follow what is observed; by default the profile is believed. A query
-    counts as late when the client has its answer after the SLO of its load, as in the load generator.
+    With `contention` launches slow each other down. Else each takes the latency of its table or, if the scenario plays
+    groups, of its group. A `follower` corrects the predictor by observations; by default the profile is the predictor.
+    As in the load generator, a query is late if its client has the response after the SLO of its load.
     """
     made = scenario.policy(policy)
     predictor = scenario.predictor(made) if follower is None else follower.predictor
@@ -336,12 +338,10 @@ def run_scenario(
 def make_world(
     scenario: Scenario, assumptions: Assumptions, seed: int, contention: Contention | None, has_groups: bool = False
 ) -> World:
-    """The world that assumptions describe. A share for front-ends needs the contention world, memory or not.
+    """The world that the assumptions describe.
 
-    With `has_groups`, launches of one group start together; without, a group says no more than who was decided on at
-    once.
-
-    Where nothing else is assumed it is the first of the registered worlds that has what it needs of these models.
+    Without assumptions it is the first registered world that supports these models. A `front_end_share` needs the
+    contention world, even without contention for memory. With `has_groups`, launches of one group start together.
     """
     is_plain = contention is None and not (assumptions.front_end_share or assumptions.noise or assumptions.inflation)
     is_plain = is_plain and not scenario.plays_groups
@@ -365,12 +365,12 @@ def make_world(
 
 
 class _FollowedEngine(Engine):
-    """An engine with a follower beside it: what that wants happens at the same instant, as in the server's driver."""
+    """An engine with a follower: its events are handled at the same instant, as in the server's driver."""
 
     follower: Follower
     log: Log | None
     replies: list[tuple[int, int]]
-    """When answers are written, and how long after the ends of their queries; a heap."""
+    """Heap of pending responses: time of writing, and delay after the end of the query."""
 
     @override
     def handle(self, event: Event, now_ns: int) -> list[Action]:

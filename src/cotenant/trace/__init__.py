@@ -1,4 +1,4 @@
-"""The append-only log of events and the actions that they caused: write, read, replay, explain."""
+"""Traces: the append-only log of events and actions, its replay, and the analyses that read it."""
 
 from cotenant.trace.record_check import EventsMissing
 from cotenant.trace.trace_log import (

@@ -1,6 +1,6 @@
-"""What the predictions of groups rested on: how many measured groups were near them.
+"""Evidence for predictions of groups: the number of measured groups near each predicted one.
 
-That is found afterwards, from the fitted predictor that a run had, and costs its decisions nothing.
+It is computed after the run, from the fitted predictor of the run, at no cost for decisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cotenant.trace.trace_log import FindGroups, Header, MakePolicy, Record
 
 @dataclass(slots=True)
 class GroupEvidence:
-    """Groups of so many `members` that started: with no measured group near them, and where none had so many."""
+    """Counts of started groups of one size: without a measured group near them, and of a size never measured."""
 
     members: int
     started: int = 0
@@ -30,14 +30,14 @@ class GroupEvidence:
     def __str__(self) -> str:
         known = f"{self.nothing_near} with no measured group near"
         if self.unmeasured:
-            known = f"{self.unmeasured} with none of so many members measured, sure to be in time even in turn"
+            known = f"{self.unmeasured} of a size never measured, in time even one after another"
         return f"{self.started} of {self.members} member{'' if self.members == 1 else 's'} ({known})"
 
 
 class GroupTally:
-    """Counts the groups of a run of a policy as a log of what happens; `then` is told, too.
+    """Counts the groups of a run: an observer of events and actions, which it passes on to `then`.
 
-    Without `fitted`, or where the policy asks for no groups, none are counted.
+    It counts none without `fitted`, or if the policy does not decide on groups.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GroupTally:
         self._found: dict[int, GroupEvidence] = {}
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
-        """See Log."""
+        """Observe an event and its actions."""
         if self._fitted is not None:
             groups: dict[int, list[Launch]] = {}
             for action in actions:
@@ -77,14 +77,14 @@ class GroupTally:
 
     @property
     def found(self) -> Sequence[GroupEvidence]:
-        """By number of members; empty where nothing was predicted from measured groups."""
+        """Evidence by group size; empty if no prediction came from measured groups."""
         return [self._found[size] for size in sorted(self._found)]
 
 
-class GroupBeliefs:
-    """What groups were predicted from as a trace goes on; `see` is told its records in turn.
+class GroupFits:
+    """The fitted predictor of groups at each point of a trace; `see` takes the records in their order.
 
-    `make_policy` and `find_groups` are those of `trace_log.replay`.
+    `make_policy` and `find_groups` are as for `trace_log.replay`.
     """
 
     def __init__(self, head: Header, make_policy: MakePolicy, find_groups: FindGroups) -> None:
@@ -92,11 +92,11 @@ class GroupBeliefs:
         self._policy: tuple[str, dict[str, Any]] = head.policy, head.policy_options
         self._fit: tuple[str | None, float] = head.groups, head.quantile
         self._least: int | None = None
-        """Of members of a group that is predicted as one; None until it is asked for."""
+        """Least size of a group that is predicted as a whole; None until it is needed."""
         self._fitted: dict[tuple[str | None, float], FittedGroups | None] = {}
 
     def see(self, record: Record) -> None:
-        """Note what changes from this record on."""
+        """Note a change of policy or predictor."""
         if record.kind == "PolicyChanged":
             self._policy, self._least = (record.event["policy"], record.event["policy_options"]), None
         elif record.kind == "PredictorChanged":
@@ -104,8 +104,10 @@ class GroupBeliefs:
             self._fit = plain.get("groups"), plain.get("quantile", 0.5)
 
     def near(self, group: Group) -> int | None:
-        """How many measured groups are near one that starts now; None where it was not predicted from measured ones,
-        and -1 where the fit that predicted it is not here."""
+        """Number of measured groups near one that starts now.
+
+        None if it was not predicted from measured groups, -1 if the fitted predictor is not available here.
+        """
         if self._least is None:
             self._least = _least_members(self._make_policy(*self._policy))
         key, quantile = self._fit
@@ -121,5 +123,5 @@ class GroupBeliefs:
 
 
 def _least_members(policy: Policy) -> int:
-    """How many launches that are decided together are predicted as a group; 0 where none are."""
+    """Least number of launches of one decision that are predicted as a group; 0 for a policy without groups."""
     return 1 if policy.spec.grouped else 2 if policy.spec.groups is not None else 0

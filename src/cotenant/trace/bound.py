@@ -1,4 +1,4 @@
-"""How far the run that a trace tells of was from what could have been: see `workload.bound`."""
+"""Bounds of a recorded run: its result beside the upper bounds of `workload.bound`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, in_lines, work_of
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Work
-from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares, most_worth
+from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares, most_value
 
 _WHOLE = 1e-6
-"""By how much bounds that are whole numbers may be computed too small."""
+"""Rounding error of bounds that are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantBound:
-    """A tenant of a run: its queries, those answered in time, and the slot time that one takes at least on average.
+    """A tenant of a run: its offered queries, those answered in time, and the mean of the least slot time of a query.
 
-    `pace` is how many times as long as the profile says its launches took. `alone` is how many answers in time it could
-    have had alone on its share of the device, which is `share` from 0 to 1.
+    `pace` is the time of its launches over that of the profile. `alone` is the number of queries that it could answer
+    in time alone on its share of the device; `share` is from 0 to 1.
     """
 
     tenant: str
     weight: float
-    asked: int
+    offered: int
     in_time: int
     slot_ns: float
     pace: float
@@ -38,15 +38,17 @@ class TenantBound:
 
     @property
     def attainment(self) -> float:
-        """Which part was answered in time; 1 where nothing was asked."""
-        return self.in_time / self.asked if self.asked else 1.0
+        """Part of the offered queries that was answered in time; 1 without queries."""
+        return self.in_time / self.offered if self.offered else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunBound:
-    """What a run achieved, beside what no schedule could beat: answers in time, these where every tenant keeps what it
-    could have alone on its share, their worth by the tenants' weights, and the smallest attainment, with the tenants
-    that keep it from being larger."""
+    """Result of a run, and the upper bounds of any schedule.
+
+    `most` bounds the queries answered in time. `shares` does so where each tenant keeps its `alone`. `weighted` bounds
+    their value by the tenants' weights, `fair` the least attainment, which the tenants in `limited_by` limit.
+    """
 
     tenants: tuple[TenantBound, ...]
     slots: int
@@ -58,33 +60,33 @@ class RunBound:
 
     @property
     def in_time(self) -> int:
-        """Answers in time."""
+        """Queries answered in time."""
         return sum(each.in_time for each in self.tenants)
 
     @property
-    def worth(self) -> float:
-        """What they are worth."""
+    def value(self) -> float:
+        """Sum of the weights of queries answered in time."""
         return sum(each.in_time * each.weight for each in self.tenants)
 
     @property
     def least(self) -> float:
-        """The smallest attainment of a tenant that asked."""
-        return min((each.attainment for each in self.tenants if each.asked), default=1.0)
+        """The least attainment of the tenants with queries."""
+        return min((each.attainment for each in self.tenants if each.offered), default=1.0)
 
     @property
     def short(self) -> TenantBound | None:
-        """Who got the smallest part of what it could have had alone on its share, where that is less than all of it."""
+        """The tenant with the least part of its `alone`; None if each has all of it."""
         below = [each for each in self.tenants if each.in_time < int(each.alone + _WHOLE)]
         return min(below, key=lambda each: each.in_time / each.alone, default=None)
 
 
 def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
-    """The bounds of a recorded run. Queries that their clients withdrew, or that had not ended (here, or where
-    events are missing), are left out.
+    """The bounds of a recorded run.
 
-    A query takes at least what a row of it costs in the batch and on the share where it costs least, by the profile in
-    the trace, times what launches of that kind (shape, rows, size of the share) took over what the profile says. A kind
-    that did not run counts as the tenant's quickest. Stages of applications are queries of their models.
+    Cancelled queries are left out, and those that had not ended at the end or at a gap. The stages of an application
+    are queries of their models. The least slot time of a query is that of its rows in the cheapest batch and share: the
+    latency of the profile times the measured pace. The pace is by kind of launch (shape, rows, size of the share). A
+    kind without launches has the best pace of its tenant.
     Raises TraceError for a trace of several devices, or without a query.
     """
     with in_lines(records) as lines:
@@ -95,19 +97,19 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     if len(head.machine) != 1:
         raise TraceError(f"the trace is of the devices {', '.join(head.machine)}, expected one: slots differ")
     tables, tenants = dict(head.tables), {each.name: each for each in head.tenants}
-    asked: dict[int, Query] = {}
+    offered: dict[int, Query] = {}
     ended: list[tuple[Query, str]] = []
     running: dict[int, tuple[int, Work, int]] = {}
     took: dict[tuple[Work, int], tuple[int, int]] = {}
-    """Launches of one kind: how many, and their time."""
+    """Number and total time of launches, by kind."""
     for record in records:
         event = record.event
         if record.kind == "EventsMissing":
-            asked.clear()
+            offered.clear()
             running.clear()
         elif record.kind == "QueryArrived":
             query = convert(event["query"], Query)
-            asked[query.id] = query
+            offered[query.id] = query
         elif record.kind in ("TenantAdded", "TenantChanged"):
             tenants[event["tenant"]["name"]] = convert(event["tenant"], Tenant)
         elif record.kind == "PredictorChanged" and not tables.keys() >= event["predictor"]["tables"].keys():
@@ -122,15 +124,15 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = record.time_ns, work_of(action), len(action["share"]["cores"])
-            elif kind == "Respond" and action["query"] in asked:
-                ended.append((asked.pop(action["query"]), action["outcome"]))
+            elif kind == "Respond" and action["query"] in offered:
+                ended.append((offered.pop(action["query"]), action["outcome"]))
     known = {name: each for name, each in tenants.items() if name in tables}
     ended = [each for each in ended if each[0].tenant in known and each[1] != Outcome.CANCELLED]
     if not ended:
         raise TraceError("the trace has no query that ended and was of a model with a profile")
     predictor = TablePredictor(tables, head.scales)
     kinds = _pace_by_kind(predictor, known, took)
-    pace = {name: real_ns / believed_ns for name, (real_ns, believed_ns) in _summed(kinds).items()}
+    pace = {name: real_ns / profile_ns for name, (real_ns, profile_ns) in _summed(kinds).items()}
     slots = len(next(iter(head.machine.values())))
     sizes = _sizes(head, slots)
     cost: dict[tuple[str, int], float] = {}
@@ -176,44 +178,44 @@ def _bound(
         )
     weights = {each.tenant: each.weight for each in made}
     fair, limited_by = largest_least_share(demands, slots)
-    most, weighted = most_answers(demands, slots), most_worth(demands, slots, weights)
+    most, weighted = most_answers(demands, slots), most_value(demands, slots, weights)
     return RunBound(tuple(made), slots, most, shares, weighted, fair, limited_by)
 
 
 _Kinds = Mapping[tuple[int, int, int], tuple[int, int]]
-"""By shape, rows and size of the share: what launches took together, and what the profile says that they take."""
+"""Total time of launches, measured and by the profile, by shape, rows and size of the share."""
 
 
 def _pace_by_kind(
     predictor: TablePredictor, known: Mapping[str, Tenant], took: Mapping[tuple[Work, int], tuple[int, int]]
 ) -> dict[str, _Kinds]:
-    """What launches of each tenant took, by kind."""
+    """Times of the launches of each tenant, by kind."""
     found: dict[str, dict[tuple[int, int, int], tuple[int, int]]] = {}
     for (work, size), (count, total_ns) in took.items():
         if work.tenant in known:
             kinds, kind = found.setdefault(work.tenant, {}), (work.shape, work.items, size)
-            real_ns, believed_ns = kinds.get(kind, (0, 0))
+            real_ns, profile_ns = kinds.get(kind, (0, 0))
             plain = Work(work.tenant, work.shape, work.items, work.start, work.end)
-            kinds[kind] = real_ns + total_ns, believed_ns + count * predictor.latency_ns(plain, size)
+            kinds[kind] = real_ns + total_ns, profile_ns + count * predictor.latency_ns(plain, size)
     return dict(found)
 
 
 def _summed(kinds: Mapping[str, _Kinds]) -> dict[str, tuple[int, int]]:
-    """The same of all launches of a tenant."""
+    """Times of all launches of each tenant."""
     return {
-        name: (sum([real for real, _ in each.values()]), sum([believed for _, believed in each.values()]))
+        name: (sum([real for real, _ in each.values()]), sum([profiled for _, profiled in each.values()]))
         for name, each in kinds.items()
     }
 
 
 def _sizes(head: Header, slots: int) -> list[int]:
-    """Sizes of shares that a launch may have had."""
+    """Sizes of the shares that the policy can give a launch."""
     return sorted({slots, *(len(lane["cores"]) for lane in head.policy_options.get("lanes", ()))})
 
 
 def _row_ns(predictor: TablePredictor, tenant: Tenant, shape: int, sizes: list[int], kinds: _Kinds) -> float:
-    """Slot time of a row, in the batch and on the share where it is least."""
-    pace = {kind: real_ns / believed_ns for kind, (real_ns, believed_ns) in kinds.items()}
+    """Least slot time of a row over batches and shares."""
+    pace = {kind: real_ns / profile_ns for kind, (real_ns, profile_ns) in kinds.items()}
     quickest = min(pace.values(), default=1.0)
     return min(
         size * predictor.latency_ns(tenant.work(shape, rows), size) * pace.get((shape, rows, size), quickest) / rows

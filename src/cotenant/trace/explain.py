@@ -1,4 +1,4 @@
-"""Why a query ended as it did, read from the trace: what it waited for, what ran meanwhile, what was predicted."""
+"""History of one query, read from a trace: its queueing delay, its launches, and their predictions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from msgspec import convert
 from cotenant.core.predictor import Member
 from cotenant.gantt import Bar, busy_ns, column_ns, label_at
 from cotenant.trace import Record, TraceError, basis_of, headroom_ns, in_lines, work_of
-from cotenant.trace.basis import GroupBeliefs
-from cotenant.work import CPU, PieceTime, lane_name
+from cotenant.trace.basis import GroupFits
+from cotenant.work import CPU, TaskTime, lane_name
 
 _DECIDED = ("Launch", "Enqueue")
 _NOTES = {
     "PolicyFault": "policy {policy!r} failed in {call!r} ({reason}), deadlines decided",
-    "Probe": "it runs as a probe, though its model is predicted to take {predicted_ns:,} ns, more than its SLO",
+    "Probe": "it runs as a probe, though the predicted latency of its model, {predicted_ns:,} ns, exceeds the SLO",
 }
 _COLUMNS = 50
-"""Of the picture of a lane."""
+"""Width of a timeline, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchStory:
+class LaunchHistory:
     """One launch that carried the query."""
 
     number: int
@@ -37,62 +37,61 @@ class LaunchStory:
     headroom_ns: int
     error: str | None = None
     rows: tuple[int, ...] = ()
-    """Those of the batch that it ran, from the first to behind the last; empty for all."""
+    """Rows of the batch that it ran, as (first, end); empty for all."""
     device: str = CPU
     after: tuple[int, ...] = ()
-    """Launches that it had waited for."""
+    """Launches that had to end before it."""
     pointers: tuple[tuple[int, str, tuple[int, int]], ...] = ()
-    """Those of them that are of other batches and were not on its cores: the number, the tenant and the units of each.
-    A plan of models that are there together had it wait for them."""
+    """Synchronisation pointers of a joint plan: launches in `after` of other batches on other cores, each with its
+    number, tenant and units."""
     enqueued_ns: int | None = None
-    """When an executor could submit it behind them; None for one that waited for nobody."""
+    """Time at which an executor could submit it behind them; None without such a wait."""
     expanded: tuple[tuple[int, int], ...] = ()
     """When it took in more cores, and how many it had then."""
     version: int = 0
     wanted: int = 0
-    """Cores that it was to have, where it got fewer."""
+    """Requested cores, where it got fewer; else 0."""
     pressure_pct: int = 0
-    """Pressure on the memory at which its time was predicted."""
+    """Memory pressure at which its latency was predicted."""
     near: int | None = None
-    """Measured groups near the one that it was predicted as a part of; None where there is no such prediction, -1 where
-    it is not known."""
+    """Number of measured groups near its group; None without a prediction of a group, -1 if unknown."""
     longest_ns: int = 0
-    """What that group takes at most, where none of so many members was measured."""
+    """Upper bound on the latency of its group, if no group of this size was measured; else 0."""
     beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Tenants and cores of the launches that were decided with it: the others of its group, if it was of one."""
-    pieces: tuple[PieceTime, ...] = ()
-    """What ran on which core, where it ran by a placement."""
+    """Tenants and cores of the other launches of its group."""
+    task_times: tuple[TaskTime, ...] = ()
+    """Times of its tasks, for a placed launch."""
 
     def basis(self) -> str:
-        """What the prediction of its group rested on, as the end of a sentence; nothing where it was of no group."""
+        """Evidence for the prediction of its group, as the end of a sentence; empty without a group."""
         if self.near is None:
             return ""
         known = f" with {self.near or 'no'} measured group{'' if self.near == 1 else 's'} near it"
         near = known if self.near >= 0 else ""
-        bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
+        bound = f", a size never measured: at most {_ms(self.longest_ns)}, one by one" if self.longest_ns else ""
         others = " and ".join(f"{name!r} on cores {','.join(map(str, cores))}" for name, cores in self.beside)
         beside = f", beside {others}," if others else ""
         return f"; predicted as a group of {len(self.beside) + 1}{beside}{near}{bound}"
 
     def lanes(self) -> list[str]:
-        """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
-        until = max((piece.end_ns for piece in self.pieces), default=0)
+        """Timeline of a placed launch: a line for each core or GPU, with its busy times in equal columns."""
+        until = max((task.end_ns for task in self.task_times), default=0)
         lines = []
-        on_gpu = {number for piece in self.pieces for number in piece.cores}
+        on_gpu = {number for task in self.task_times for number in task.cores}
         for number in (range(len(self.cores)) if self.device == CPU else sorted(on_gpu)) if until else ():
             name = lane_name(number, self.cores, self.device)
-            mine = [piece for piece in self.pieces if number in piece.cores]
-            bars = [Bar(name, "█", piece.start_ns, piece.end_ns) for piece in mine]
+            mine = [task for task in self.task_times if number in task.cores]
+            bars = [Bar(name, "█", task.start_ns, task.end_ns) for task in mine]
             drawn = "".join(label_at(bars, *column) or "·" for column in column_ns(until, _COLUMNS))
-            units = sum(piece.units for piece in mine)
-            pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
-            lines.append(f"    {name} │{drawn}│ {_ms(busy_ns(bars))} of {_ms(until)}, {units} units in {pieces}")
+            units = sum(task.units for task in mine)
+            tasks = f"{len(mine)} task{'' if len(mine) == 1 else 's'}"
+            lines.append(f"    {name} │{drawn}│ {_ms(busy_ns(bars))} of {_ms(until)}, {units} units in {tasks}")
         return lines
 
 
 @dataclass(slots=True)
-class StageStory:
-    """One stage of an application's query, which is a query of its own; it has not ended while `outcome` is empty."""
+class StageHistory:
+    """One stage of an application's query: itself a query. `outcome` is empty until it has ended."""
 
     stage: str
     query: int
@@ -105,8 +104,8 @@ class StageStory:
 
 
 @dataclass(slots=True)
-class ApplicationStory:
-    """The story of an application's query: its stages in the order in which they began."""
+class ApplicationHistory:
+    """History of an application's query, with its stages in the order of their arrivals."""
 
     query: int
     application: str
@@ -115,7 +114,7 @@ class ApplicationStory:
     ended_ns: int = 0
     outcome: str = ""
     reason: str = ""
-    stages: list[StageStory] = field(default_factory=list)
+    stages: list[StageHistory] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
         """The story in words, the verdict first."""
@@ -132,16 +131,19 @@ class ApplicationStory:
                 ended = f"{each.outcome} at +{_ms(each.ended_ns - self.arrival_ns)}"
                 ended += f" ({each.reason})" if each.reason else ""
             else:
-                ended = "withdrawn then"
+                ended = "cancelled when the query ended"
             name = f"stage {each.stage!r} as query {each.query} of {each.tenant!r}"
             lines.append(f"+{_ms(begun)}: {name}, due at +{_ms(due)}: {ended}")
-        lines.append("'cotenant explain' tells more of each stage by the number of its query.")
+        lines.append("For details of a stage, run 'cotenant explain' with the number of its query.")
         return lines
 
 
 @dataclass(slots=True)
-class Explanation:
-    """The story of one query. Times are those of the trace; `beside_ns` is what others ran while it waited."""
+class QueryHistory:
+    """History of one query. Times are those of the trace.
+
+    `beside_ns` is the time of other launches while it was pending, by tenant.
+    """
 
     query: int
     tenant: str
@@ -151,20 +153,20 @@ class Explanation:
     outcome: str = ""
     reason: str = ""
     ahead: int = 0
-    """Queries of its tenant that were waiting when it arrived."""
+    """Queries of its tenant that waited when it arrived."""
     stage: str = ""
     part_of: int | None = None
-    """The application's query that it is a stage of, if it is one."""
-    launches: list[LaunchStory] = field(default_factory=list)
+    """Number of the application's query of which it is a stage."""
+    launches: list[LaunchHistory] = field(default_factory=list)
     missing: int = 0
-    """Events before it that are missing in the trace: what was there from before them is not known."""
+    """Number of earlier events that are missing in the trace."""
     notes: list[tuple[int, str]] = field(default_factory=list)
-    """What else happened while it was there, and when."""
+    """Times and texts of other events while it was pending."""
     beside_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def running_ns(self) -> int:
-        """Time in launches, of which several may run at once."""
+        """Time in which at least one launch ran it."""
         total = until = 0
         for launch in sorted(self.launches, key=lambda each: each.start_ns):
             total += max(0, launch.end_ns - max(until, launch.start_ns))
@@ -173,7 +175,7 @@ class Explanation:
 
     @property
     def waiting_ns(self) -> int:
-        """Time between arrival and end in which no launch carried it."""
+        """Queueing delay: time between arrival and end in which no launch ran it."""
         return self.ended_ns - self.arrival_ns - self.running_ns
 
     def sentences(self) -> list[str]:
@@ -188,23 +190,23 @@ class Explanation:
             lines.append(f"Reason given to the {'client' if self.part_of is None else 'application'}: {self.reason}.")
         lines.append(
             f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
-            f"; {self.ahead} of its tenant's queries waited before it."
+            f"; {self.ahead} queries of its tenant waited before it."
         )
         if self.missing:
             lines.append(
-                f"{self.missing} events before it are missing in the trace: what waited and ran from before them is "
-                "not counted."
+                f"{self.missing} events before it are missing in the trace: earlier queries and launches are not "
+                "counted."
             )
         if self.beside_ns:
             others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
             shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
-            lines.append(f"Meanwhile, the lanes ran {shares}.")
+            lines.append(f"Other launches meanwhile: {shares}.")
         lines += [f"+{_ms(time_ns - self.arrival_ns)}: {text}." for time_ns, text in self.notes]
         for launch in self.launches:
             lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
         return lines
 
-    def _launch_sentence(self, launch: LaunchStory) -> str:
+    def _launch_sentence(self, launch: LaunchHistory) -> str:
         begun, took = launch.start_ns - self.arrival_ns, launch.end_ns - launch.start_ns
         cores = ",".join(map(str, launch.cores))
         several = any(each.rows or each.after for each in self.launches)
@@ -215,10 +217,10 @@ class Explanation:
         if launch.pointers:
             named = (f"units {units[0]} to {units[1]} of {tenant!r}" for _, tenant, units in launch.pointers)
             others = " and ".join(dict.fromkeys(named))
-            after += f", a pointer to {others}"
+            after += f", a synchronisation pointer to {others}"
         if launch.enqueued_ns is not None:
             after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
-        wanted = f" of {launch.wanted} that it was to have" if launch.wanted else ""
+        wanted = f" of {launch.wanted} requested" if launch.wanted else ""
         version = f" in version {launch.version}" if launch.version else ""
         under = f" at a pressure of {launch.pressure_pct} %" if launch.pressure_pct else ""
         expanded = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.expanded)
@@ -228,24 +230,22 @@ class Explanation:
             f"predicted {_ms(launch.predicted_ns)}{under}, "
             f"headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
-            + (", and it was run again apart from others" if launch.error and launch is not self.launches[-1] else "")
+            + (", and it was run again alone" if launch.error and launch is not self.launches[-1] else "")
         )
 
 
-def explain(
-    records: Iterable[Record], query: int, beliefs: GroupBeliefs | None = None
-) -> Explanation | ApplicationStory:
-    """Find the query in a trace and tell its story, with what predictions of groups rested on if `beliefs` are given.
+def explain(records: Iterable[Record], query: int, fits: GroupFits | None = None) -> QueryHistory | ApplicationHistory:
+    """Collect the history of a query from a trace; with `fits`, also the evidence for predictions of groups.
 
-    Raises TraceError when it is not there, or has not ended (here, or where events are missing).
+    Raises TraceError if the trace does not have the query, or not its end.
     """
     with in_lines(records) as lines:
-        return _explain(lines, query, beliefs)
+        return _explain(lines, query, fits)
 
 
-def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None) -> Explanation | ApplicationStory:
-    story: Explanation | None = None
-    whole: ApplicationStory | None = None
+def _explain(records: Iterable[Record], query: int, fits: GroupFits | None) -> QueryHistory | ApplicationHistory:
+    story: QueryHistory | None = None
+    whole: ApplicationHistory | None = None
     waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -257,8 +257,8 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
     missing = 0
     for record in records:
         now = record.time_ns
-        if beliefs is not None:
-            beliefs.see(record)
+        if fits is not None:
+            fits.see(record)
         if record.kind == "EventsMissing":
             missing += record.event["events"]
             if story is not None or whole is not None:
@@ -267,7 +267,7 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
                 known.clear()
         elif record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
-            whole = ApplicationStory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
+            whole = ApplicationHistory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
         elif record.kind == "ApplicationEnded" and whole is not None and record.event["query"] == query:
             ended = record.event
             whole.ended_ns, whole.outcome, whole.reason = ended["ended_ns"], ended["outcome"], ended["reason"]
@@ -276,13 +276,13 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             arrived = record.event["query"]
             tenant_of[arrived["id"]], deadlines[arrived["id"]] = arrived["tenant"], arrived["deadline_ns"]
             if arrived["id"] == query:
-                story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
+                story = QueryHistory(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
                 story.missing = missing
                 story.ahead = len(waiting.get(story.tenant, ()))
                 story.stage, story.part_of = arrived.get("stage", ""), arrived.get("part_of")
             elif whole is not None and arrived.get("part_of") == query:
                 times = arrived["arrival_ns"], arrived["deadline_ns"]
-                whole.stages.append(StageStory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
+                whole.stages.append(StageHistory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
             waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
         elif record.kind == "LaunchExpanded" and record.event["launch"] in running:
             launch = running[record.event["launch"]][1]
@@ -291,18 +291,18 @@ def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None
             start, launch = running.pop(record.event["launch"])
             del decided[record.event["launch"]]
             if story is not None:
-                _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
+                _count(story, launch, start, now, record.event["error"], record.event.get("task_times", ()))
         elif record.kind == "TenantChanged" and story is not None and record.event["tenant"]["name"] == story.tenant:
-            story.notes.append((now, "its model was reloaded: what was not in its last launch waits for the new model"))
+            story.notes.append((now, "its model was reloaded: a query not in its last launch waits for the new model"))
         elif record.kind == "PolicyChanged" and story is not None:
-            story.notes.append((now, f"the plan, or the policy, changed to another {record.event['policy']!r}"))
+            story.notes.append((now, f"the plan or the policy changed, to another {record.event['policy']!r}"))
         members = _groups(record)
         for kind, action in record.actions:
             if kind == "Launch":
                 kept = decided.get(action["id"]) or _decided(action, (), members, deadlines, now)
                 decided[action["id"]] = kept | action | {"enqueued_ns": enqueued.pop(action["id"], None)}
-                if beliefs is not None and query in action["queries"]:
-                    decided[action["id"]]["near"] = beliefs.near(tuple(map(_member, kept["members"].values())))
+                if fits is not None and query in action["queries"]:
+                    decided[action["id"]]["near"] = fits.near(tuple(map(_member, kept["members"].values())))
                 running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
@@ -343,18 +343,18 @@ def _decided(
     deadlines: Mapping[int, int],
     now_ns: int,
 ) -> dict[str, Any]:
-    """A launch with what is known of it when it is decided."""
+    """A launch with its pointers, its group and its headroom at the time of the decision."""
     headroom = headroom_ns(launch, deadlines, now_ns)
     return launch | {"pointers": pointers, "members": members[_group(launch)], "headroom_ns": headroom}
 
 
 def _group(launch: Mapping[str, Any]) -> int:
-    """The number of the first launch of the group that a launch was predicted with."""
+    """Id of the first launch of its group."""
     return int(basis_of(launch).get("group", launch["id"]))
 
 
 def _groups(record: Record) -> dict[int, dict[int, dict[str, Any]]]:
-    """Launches by their group and number, of those that a record decides, whether they start or wait."""
+    """Launches that a record starts or enqueues, by group and number."""
     made: dict[int, dict[int, dict[str, Any]]] = {}
     for kind, action in record.actions:
         if kind in _DECIDED:
@@ -374,7 +374,7 @@ def _member(launch: Mapping[str, Any]) -> Member:
 def _pointers(
     launch: Mapping[str, Any], decided: Mapping[int, Mapping[str, Any]]
 ) -> tuple[tuple[int, str, tuple[int, int]], ...]:
-    """What a launch waits for that is of another batch and not on its cores."""
+    """Launches of other batches on other cores for which a launch waits."""
     share, found = launch["share"], []
     for number in launch.get("after", ()):
         other = decided.get(number)
@@ -388,13 +388,13 @@ def _pointers(
 
 
 def _count(
-    story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, pieces: Sequence[Any] = ()
+    story: QueryHistory, launch: dict[str, Any], start: int, end: int, error: str | None, task_times: Sequence[Any] = ()
 ) -> None:
     queries = launch["queries"]
     if story.query in queries:
         share, work, basis = launch["share"], work_of(launch), basis_of(launch)
         story.launches.append(
-            LaunchStory(
+            LaunchHistory(
                 number=launch["id"],
                 start_ns=start,
                 end_ns=end,
@@ -416,7 +416,7 @@ def _count(
                 near=launch.get("near"),
                 longest_ns=basis.get("longest_ns", 0),
                 beside=tuple([_place(each) for number, each in launch["members"].items() if number != launch["id"]]),
-                pieces=convert(pieces, tuple[PieceTime, ...]),
+                task_times=convert(task_times, tuple[TaskTime, ...]),
             )
         )
         return

@@ -1,4 +1,4 @@
-"""The account of lost queries of a recorded run: see `lost`."""
+"""Lost queries of a recorded run: feeds the records of a trace to `lost.LossAccount`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SKIPPED = (
     *("LogFull", "LaunchExpanded", "TimerFired", "LookAheadDue"),
     *("DrainStarted", "QueryCancelled", "QueryWithdrawn"),
 )
-"""Kinds of records whose actions alone tell of lost queries."""
+"""Kinds of records of which only the actions matter for lost queries."""
 
 
 def losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, list[Loss]]:
-    """The lost queries of a trace, in the order in which they ended, and their account.
+    """The account of a trace, and its lost queries in the order of their ends.
 
-    Queries that were inside when events are missing are left out: how they ended is not known.
-    Raises TraceError where the trace says no lanes, or a record has wrong fields.
+    Queries that are pending at a gap are left out, since their ends are not known.
+    Raises TraceError when the trace names no lanes, or a record has wrong fields.
     """
     with in_lines(records) as lines:
         return _losses_of(head, lines)
@@ -47,11 +47,11 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
             plain = event["predictor"]
             if not tables.keys() >= plain["tables"].keys():
                 tables |= convert(plain["tables"], dict[str, LatencyTable])
-            account.believe(TablePredictor(tables, plain["scales"]))
+            account.use_predictor(TablePredictor(tables, plain["scales"]))
         known = record.kind in (*_SKIPPED, "PolicyChanged", "PredictorChanged")
-        told = None if known else decode_event(record.kind, event)
+        seen = None if known else decode_event(record.kind, event)
         account(
-            record.time_ns, told, [convert(each, _ACTIONS[kind]) for kind, each in record.actions if kind in _ACTIONS]
+            record.time_ns, seen, [convert(each, _ACTIONS[kind]) for kind, each in record.actions if kind in _ACTIONS]
         )
     return account, losses
 
@@ -59,7 +59,7 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
 def _lanes(options: Mapping[str, Any]) -> tuple[Share, ...]:
     lanes = options.get("lanes")
     if not lanes:
-        raise TraceError("the trace says no lanes of its policy, expected some in 'policy_options'")
+        raise TraceError("the trace names no lanes of its policy, expected some in 'policy_options'")
     try:
         return convert(lanes, tuple[Share, ...])
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""Whether the records of a log follow from each other: a log with a gap that it does not tell of, or with a line of
-other fields, is refused.
+"""Consistency check of the records of a trace: each record has to follow from those before it.
 
-Readers then need no check of their own: what an action refers to is in a record before it.
+It refuses a gap without an `EventsMissing` record, and a line with wrong fields. Readers then need no checks of their
+own: a query or launch that an action names is in an earlier record.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _Plain = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class EventsMissing:
-    """A gap in a log: its writer could not keep up, and so many events are not in it. Stands in place of an event.
+    """A gap in a trace, in place of an event: the writer dropped this number of events, as it could not keep up.
 
-    Readers forget the queries and the launches of before: how these ended is not known.
+    Readers forget earlier queries and launches, since their ends are not known.
     """
 
     events: int
 
 
 class GapError(CotenantError):
-    """A record does not follow from those before it; its text ends a sentence that names the line."""
+    """A record does not follow from those before it. The text ends a sentence that names the line."""
 
 
 class RecordCheck:
-    """Takes the records of a log in turn, and knows which queries are inside and which launches run.
+    """Checks records in their order; keeps the pending queries and the running launches.
 
-    `time_ns` of the records never falls. From an EventsMissing on it knows of none that were there before: actions that
-    are about those alone are left out, and launches keep their other queries.
-    Raises GapError, and msgspec.ValidationError for an action of other fields.
+    `time_ns` must not decrease. After an EventsMissing, actions on earlier queries or launches are left out, and
+    launches keep their other queries.
+    Raises GapError, and msgspec.ValidationError for an action with wrong fields.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class RecordCheck:
         self._has_gap = False
 
     def __call__(self, time_ns: int, event: object, actions: list[_Plain]) -> list[_Plain]:
-        """Check one record, of which `event` is decoded; give its actions without those of what is not known."""
+        """Check a record, with its decoded event; return its actions without those on queries lost in a gap."""
         if time_ns < self._now_ns:
             raise GapError(f"its time is {time_ns} ns, expected at least {self._now_ns} ns, that of the line before")
         self._now_ns = time_ns
@@ -62,7 +62,7 @@ class RecordCheck:
         elif isinstance(event, QueryArrived):
             query = event.query
             if query.id <= self._last_query:
-                raise GapError(f"query {query.id} arrives, expected a number above {self._last_query}")
+                raise GapError(f"query {query.id} arrives, expected an id above {self._last_query}")
             self._last_query = query.id
             self._tenant_of[query.id] = query.tenant
         elif isinstance(event, LaunchExpanded):
@@ -90,7 +90,7 @@ class RecordCheck:
         return kept
 
     def _is_of_before(self, action: Action) -> bool:
-        """Whether an action is of a query or a launch that was there before a gap."""
+        """Whether an action is on a query or launch from before a gap."""
         if isinstance(action, Respond):
             return action.query not in self._tenant_of
         return isinstance(action, Expand) and action.launch not in self._running
@@ -108,12 +108,12 @@ class RecordCheck:
                 raise GapError(f"launch {action.launch} is to expand, but it does not run")
             self._expanding.add(action.launch)
         elif isinstance(action, Respond) and self._tenant_of.pop(action.query, None) is None:
-            raise GapError(f"query {action.query} is answered, but no line before says that it arrived and waits")
+            raise GapError(f"query {action.query} ends, but no line before says that it arrived and waits")
 
     def _check_queries(self, launch: Launch) -> None:
         for number in launch.queries:
             if self._tenant_of.get(number) != launch.work.tenant:
                 raise GapError(
-                    f"launch {launch.id} is of query {number}, but no line before says that it arrived "
+                    f"launch {launch.id} has query {number}, but no line before says that it arrived "
                     f"for {launch.work.tenant!r} and waits"
                 )

@@ -1,6 +1,8 @@
-"""A policy that fails in a replay where it failed in the recorded run."""
+"""Policy wrapper for replays: fails where the policy failed in the recorded run."""
 
 from __future__ import annotations
+
+from typing_extensions import override
 
 from cotenant.core.actions import PolicyFault
 from cotenant.core.faults import DECIDE, QUEUE_KEY
@@ -10,26 +12,26 @@ from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
 
 
-class RecordedPolicy:
-    """A policy that fails where it failed in a recorded run, whether it would now or not: there it is not asked."""
+class RecordedPolicy(Policy):
+    """A policy that raises the recorded faults of an event instead of calling the wrapped policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.faults: list[PolicyFault] = []
-        """Those of the present event."""
+        """Recorded faults of the present event."""
 
     @property
+    @override
     def spec(self) -> PolicySpec:
-        """That of the policy."""
         return self._policy.spec
 
+    @override
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """See Policy."""
         self._fail(QUEUE_KEY, query.id)
         return self._policy.queue_key(query, tenant, predictor)
 
+    @override
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """See Policy."""
         self._fail(DECIDE, -1)
         return self._policy.decide(snapshot, memory)
 

@@ -1,7 +1,7 @@
-"""The append-only log of events and the actions that they caused: write, read, replay.
+"""Trace: the append-only log of events and the actions that they caused. Writes, reads and replays it.
 
-One JSON line a record. The first is a header that makes the log complete: format, versions, policy, tenants, latency
-tables and machine. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
+One JSON line for each record. The first is a header with all that a replay needs: format, versions, policy, tenants,
+latency tables and machine. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from cotenant.work import Machine, Share, Work
 FORMAT = "cotenant-trace/3"
 _MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
-"""Records kept in memory at most."""
-
-
+"""Records that a writer keeps in memory before it writes them."""
 _MISSING = b'"EventsMissing",'
 
 _RENAMED_KINDS = {"Grow": "Expand", "LaunchGrew": "LaunchExpanded"}
@@ -46,11 +44,11 @@ _RENAMED_KINDS = {"Grow": "Expand", "LaunchGrew": "LaunchExpanded"}
 
 
 class TraceError(CotenantError):
-    """A log cannot be used: names the file, the line and what was expected."""
+    """A trace cannot be used. The text names the file, the line and the expected content."""
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a replay needs to start: `machine` has the slots of each device.
+    """First line of a trace: the state at its start. `machine` has the slots of each device.
 
     `groups`, `quantile` and `factor` are those of a GroupedPredictor.
     """
@@ -70,11 +68,11 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     margin: SafetyMargin = NO_MARGIN
     beside: float | None = None
     firsts: dict[str, int] = {}
-    """Numbers of the devices' first slots in the machine, where they do not follow from the devices before."""
+    """Number of the first slot of each device, where slots are not numbered consecutively."""
 
     @property
     def whole(self) -> Machine:
-        """The machine, each device with the numbers that its slots had. Raises InvalidValueError."""
+        """The machine, with the slot numbers of the run. Raises InvalidValueError."""
         known = Machine.of(self.machine)
         if not self.firsts:
             return known
@@ -85,7 +83,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: an event and what it caused, as plain data. `where` are the file and the line, for errors."""
+    """One line: an event and its actions, as plain data. `where` names the file and the line, for errors."""
 
     time_ns: int
     kind: str
@@ -103,7 +101,7 @@ def header(
     created: str,
     **about: str,
 ) -> Header:
-    """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
+    """Header of a new trace. `created` is a date; empty where the trace must not depend on it."""
     plain = _PlainPredictor.of(predictor)
     devices = {each.device: each.cores for each in machine.devices}
     return Header(
@@ -126,14 +124,14 @@ def header(
 
 
 def _options(policy: Policy) -> dict[str, Any]:
-    """What the policy was made with."""
+    """Constructor arguments of a policy."""
     if not is_dataclass(policy):
         return {}
     return {each.name: getattr(policy, each.name) for each in fields(policy) if each.init}
 
 
 class _PlainPolicy(msgspec.Struct):
-    """A policy in an event, as the header describes the first one."""
+    """A policy in an event, in the form of the header."""
 
     policy: str
     policy_options: dict[str, Any]
@@ -150,7 +148,7 @@ class _PlainPredictor(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, predictor: TablePredictor) -> _PlainPredictor:
-        beside = predictor.beside or None  # what is at its default is not written
+        beside = predictor.beside or None  # defaults are not written
         if not isinstance(predictor, GroupedPredictor):
             return cls(predictor.tables, predictor.scales, margin=predictor.margin, beside=beside)
         fitted = predictor.fitted
@@ -159,7 +157,7 @@ class _PlainPredictor(msgspec.Struct, omit_defaults=True):
 
 
 FindGroups = Callable[[str, float], FittedGroups]
-"""Gives the fitted predictor of groups with this key, at this quantile. Raises TraceError when there is none."""
+"""Finds the fitted predictor of groups with this key, at this quantile. Raises TraceError if there is none."""
 
 
 def _plain(value: object) -> object:
@@ -169,15 +167,15 @@ def _plain(value: object) -> object:
 
 
 def _no_groups(key: str, quantile: float) -> FittedGroups:
-    raise TraceError(f"the log was written with the fitted predictor of groups {key}, which is not here")
+    raise TraceError(f"the trace needs the fitted predictor of groups {key}, which is not here")
 
 
 MakePolicy = Callable[[str, dict[str, Any]], Policy]
-"""Builds the policy of this name that has these options."""
+"""Builds the policy of this name with these options."""
 
 
 def _no_policy(name: str, options: dict[str, Any]) -> Policy:
-    raise TraceError(f"a record changes to the policy {name!r}, and nobody here makes policies")
+    raise TraceError(f"a record changes to the policy {name!r}, and no builder of policies was given")
 
 
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
@@ -194,22 +192,19 @@ _RECORD = msgspec.json.Decoder(tuple[int, str, dict[str, Any], list[tuple[str, d
 
 
 def encode(time_ns: int, event: Event | EventsMissing, actions: Sequence[Action]) -> bytes:
-    """One record as a line without its end."""
-    told: object = event
-    if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
-        told = _PlainPolicy(event.policy.spec.name, _options(event.policy))
+    """One record as a line, without the line end."""
+    plain: object = event
+    if type(event) is core_events.PolicyChanged:  # a dataclass, so the encoder would write its fields
+        plain = _PlainPolicy(event.policy.spec.name, _options(event.policy))
     return _ENCODER.encode(
-        (time_ns, type(event).__name__, told, [(type(action).__name__, action) for action in actions])
+        (time_ns, type(event).__name__, plain, [(type(action).__name__, action) for action in actions])
     )
 
 
 def same_decisions(record: Record, line: bytes) -> bool:
-    """Whether a line for the event of a record tells of the same actions.
-
-    Reasons are sentences for people, which another version may say in other words.
-    """
-    *told, actions = _RECORD.decode(line)
-    return told == [record.time_ns, record.kind, record.event] and _unworded(actions) == _unworded(record.actions)
+    """Whether a line has the event and the actions of a record, apart from the wording of reasons."""
+    *head, actions = _RECORD.decode(line)
+    return head == [record.time_ns, record.kind, record.event] and _unworded(actions) == _unworded(record.actions)
 
 
 def _unworded(actions: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
@@ -217,10 +212,10 @@ def _unworded(actions: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict
 
 
 class TraceWriter:
-    """Writes a log. Records are kept as they are until `flush`, so that appending costs next to nothing.
+    """Writes a trace. Records are encoded at `flush`, so that appending is cheap.
 
-    Events and actions are frozen, and nobody changes a list of actions once the engine has given it out. `limit_bytes`
-    bounds the file: recording stops there and a last line says so.
+    Events and actions are frozen, and a list of actions does not change after the engine returned it. At `limit_bytes`
+    recording stops, with a last record `LogFull`.
     """
 
     def __init__(self, file: BinaryIO, head: Header, *, limit_bytes: int | None = None) -> None:
@@ -237,12 +232,12 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the file."""
+        """Write all kept records to the file."""
         records, self._records = self._records, []
         self.write(records)
 
     def write(self, records: Iterable[tuple[int, Event | EventsMissing, list[Action]]]) -> None:
-        """Encode records and hand them to the file."""
+        """Encode records and write them to the file."""
         for time_ns, event, actions in records:
             if self._left is not None and self._left <= 0:
                 break
@@ -261,10 +256,10 @@ class TraceWriter:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Record]]:
-    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError.
+    """Open a trace. A last line cut short by a crash ends the records; any other damage raises TraceError.
 
-    Damage is also a line that does not follow from those before it: see `record_check`. Behind a gap the actions of
-    queries and launches of before are left out.
+    A line that does not follow from those before it is damage (`record_check`). After a gap, actions on earlier queries
+    and launches are left out.
     """
     file = open_regular(path, TraceError)
     try:
@@ -321,7 +316,7 @@ def _current_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_events(path: Path) -> int:
-    """Number of events that are missing in the gaps of a log. Raises TraceError."""
+    """Number of events missing in the gaps of a trace. Raises TraceError."""
     with open_regular(path, TraceError) as file:
         lines = iter(partial(_line, file, path), b"")
         gaps = [line for line in lines if line[:64].partition(b",")[2].startswith(_MISSING) and line.endswith(b"\n")]
@@ -333,26 +328,26 @@ def missing_events(path: Path) -> int:
 
 @contextmanager
 def in_lines(records: Iterable[Record]) -> Iterator[Iterator[Record]]:
-    """The same records. What the caller raises since they do not fit together becomes a TraceError with the line."""
+    """Iterate over records; an exception of the caller over their content becomes a TraceError with the line."""
     where = "line 1"
 
-    def told() -> Iterator[Record]:
+    def tracked() -> Iterator[Record]:
         nonlocal where
         for record in records:
             where = record.where
             yield record
 
     try:
-        yield told()
+        yield tracked()
     except TraceError:
         raise
     except (CotenantError, msgspec.MsgspecError, LookupError, ArithmeticError) as error:
         reason = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
-        raise TraceError(f"the log does not fit together up to {where} ({reason})") from error
+        raise TraceError(f"the trace is inconsistent up to {where} ({reason})") from error
 
 
 def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
-    """The event of a record, with plain data in place of a policy or a predictor. Raises as `decode_event`."""
+    """The event of a record, with plain data for a policy or a predictor. Raises as `decode_event`."""
     if kind == "PredictorChanged":
         return msgspec.convert(event.get("predictor"), _PlainPredictor)
     if kind == "PolicyChanged":
@@ -363,20 +358,20 @@ def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
 
 
 def work_of(launch: Mapping[str, Any]) -> Work:
-    """What a Launch action of a record runs."""
+    """The work of a Launch action of a record."""
     return msgspec.convert(launch["work"], Work)
 
 
 def basis_of(launch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the basis of a Launch action of a record; none where it has no basis."""
+    """Fields of the basis of a Launch action of a record; empty without a basis."""
     found = launch.get("basis")
     return found if isinstance(found, dict) else {}
 
 
 def headroom_ns(launch: Mapping[str, Any], deadlines: Mapping[int, int], decided_ns: int) -> int:
-    """What a launch, decided at this time, was predicted to leave of the time of its most urgent query.
+    """Predicted headroom of a launch at its decision: earliest deadline - decision - predicted latency, in ns.
 
-    0 for a launch without a query: those that it has came before a gap of the log.
+    0 for a launch without queries: they came before a gap of the trace.
     """
     predicted_ns = int(launch["predicted_ns"])
     due_ns = min((deadlines[query] for query in launch["queries"]), default=decided_ns + predicted_ns)
@@ -386,7 +381,7 @@ def headroom_ns(launch: Mapping[str, Any], deadlines: Mapping[int, int], decided
 def decode_event(
     kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups, make_policy: MakePolicy = _no_policy
 ) -> Event:
-    """The event of a record as the core takes it. Raises TraceError for an unknown kind or wrong fields."""
+    """The event of a record as the core's type. Raises TraceError for an unknown kind or wrong fields."""
     cls = getattr(core_events, kind, None)
     if cls not in core_events.Event.__args__:
         raise TraceError(f"a record is of the unknown kind {kind!r}")
@@ -408,11 +403,10 @@ def decode_event(
 def replay(
     head: Header, records: Iterable[Record], make_policy: MakePolicy, find_groups: FindGroups = _no_groups
 ) -> Iterator[tuple[Record, bytes]]:
-    """Feed the events of a log, up to its first gap, to a new engine; give each record with the line that this code
-    would write.
+    """Feed the events of a trace, up to its first gap, to a new engine.
 
-    `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
-    says whether the two agree: then a change of code changed no decision.
+    Yields each record with the line that this version writes for it. If `same_decisions` holds for all, the decisions
+    have not changed. `make_policy(name, options)` builds the policy, `find_groups` finds fitted predictors of groups.
     """
     with in_lines(records) as lines:
         policy = RecordedPolicy(make_policy(head.policy, head.policy_options))
@@ -421,9 +415,9 @@ def replay(
         for record in lines:
             if record.kind in ("LogFull", "EventsMissing"):
                 return
-            told = event = decode_event(record.kind, record.event, find_groups, make_policy)
+            fed = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):
                 policy = RecordedPolicy(event.policy)
-                told = core_events.PolicyChanged(policy)
+                fed = core_events.PolicyChanged(policy)
             policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
-            yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
+            yield record, encode(record.time_ns, event, engine.handle(fed, record.time_ns))

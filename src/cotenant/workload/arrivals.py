@@ -1,8 +1,7 @@
-"""Arrival times, drawn in blocks: the same seed gives the same arrivals wherever they are used.
+"""Arrival times, drawn in blocks. Equal seeds give equal arrivals.
 
-Tenant i draws from the i-th child of the seed (`numpy.random.SeedSequence.spawn`), so a tenant added at the end leaves
-the arrivals of the others as they were. Blocks of draws have a fixed size per tenant: how the merge consumes them
-cannot change them.
+Tenant i draws from the i-th child of the seed (`numpy.random.SeedSequence.spawn`). So a tenant added at the end does
+not change the arrivals of the others. Blocks of draws have a fixed size for each tenant, independent of the merge.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from cotenant.workload.spec import (
 Times = npt.NDArray[np.int64]
 
 _DRAWS = 8192
-"""Gaps drawn at a time and tenant: enough that the cost of a numpy call does not show."""
+"""Number of gaps in one draw for a tenant: enough to make the cost of a numpy call negligible."""
 _MERGED = 65_536
-"""Arrivals merged at a time, about."""
+"""Approximate number of arrivals in one merge."""
 _MANY = 65_536
-"""Arrivals of a block of states from which on it is drawn in parts, and without those behind the end of the run."""
+"""Expected arrivals of a block of MMPP states from which on it is drawn in parts, up to the end of the run."""
 _REGULAR, _LONG_S = 1e-9, 1e30
-"""Coefficient of variation below which gaps are all alike, and a mean gap that is never over."""
+"""Coefficient of variation below which gaps count as constant, and the longest mean gap."""
 _FAR_NS = 1 << 62
-"""Times beyond this, a century, are no later: they fit into 64 bits, and no run lasts so long."""
+"""Largest time, a century: larger ones are clamped to fit into 64 bits."""
 
 
 class Arrival(NamedTuple):
-    """One query to come: nanoseconds from the start of the run, position of its tenant, its number within the tenant.
+    """Arrival of a query: time from the start of the run, position of its tenant, number within the tenant.
 
     Arrivals compare in the total order of a run: time, then tenant, then number.
     """
@@ -60,17 +59,14 @@ class ArrivalBlock(NamedTuple):
 
 
 def arrivals(workload: Workload, seed: int | None = None) -> Iterator[Arrival]:
-    """Yield every arrival in [0, duration), in the order (time, tenant, number); `seed` replaces the workload's own."""
+    """Yield each arrival in [0, duration), in order of time, tenant, number. `seed` replaces that of the workload."""
     make = Arrival._make
     for block in arrival_blocks(workload, seed):
         yield from map(make, zip(block.time_ns.tolist(), block.tenant.tolist(), block.seq.tolist(), strict=True))
 
 
 def arrival_blocks(workload: Workload, seed: int | None = None) -> Iterator[ArrivalBlock]:
-    """Yield the arrivals of `arrivals` as columns, some ten thousand at a time; never an empty block.
-
-    Raises InvalidValueError when the seed is negative.
-    """
+    """Yield the same arrivals in non-empty blocks of columns. Raises InvalidValueError for a negative seed."""
     seed = workload.seed if seed is None else seed
     if seed < 0:
         raise InvalidValueError("workload", "seed", seed, "an integer from 0")
@@ -80,7 +76,7 @@ def arrival_blocks(workload: Workload, seed: int | None = None) -> Iterator[Arri
         _Stream(_draw(tenant.process, np.random.default_rng(child), end_s))
         for tenant, child in zip(workload.tenants, children, strict=True)
     ]
-    # The bound from below is for traces: one burst has an absurd mean rate and would make windows of nanoseconds.
+    # The lower bound is for traces: one burst has a huge mean rate, which would make windows of nanoseconds.
     expected = workload.mean_rate * end_s
     part = _MERGED / expected if expected > _MERGED else 1.0
     window_ns = max(1, workload.duration_ns // 1000, int(workload.duration_ns * part))
@@ -93,13 +89,13 @@ def arrival_blocks(workload: Workload, seed: int | None = None) -> Iterator[Arri
             continue
         tenants = np.repeat(np.arange(len(parts)), [part.size for part, _ in parts])
         seqs = np.concatenate([np.arange(first, first + part.size) for part, first in parts])
-        # The parts stand in tenant order, each ascending: a stable sort by time alone gives the total order.
+        # Parts are in the order of tenants, each ascending: a stable sort by time gives the total order.
         order = np.argsort(times, kind="stable")
         yield ArrivalBlock(times[order], tenants[order], seqs[order])
 
 
 class _Stream:
-    """Ascending times of one tenant, handed out up to a given time."""
+    """Ascending times of one tenant, taken up to a given time."""
 
     def __init__(self, blocks: Iterator[Times]) -> None:
         self._blocks = blocks
@@ -108,7 +104,7 @@ class _Stream:
         self._seq = 0
 
     def until(self, end_ns: int) -> tuple[Times, int]:
-        """Take the times before `end_ns`; returns them and the number of the first."""
+        """Remove and return the times before `end_ns`, and the number of the first."""
         parts = [self._held]
         while not self._exhausted and (parts[-1].size == 0 or parts[-1][-1] < end_ns):
             block = next(self._blocks, None)
@@ -116,7 +112,7 @@ class _Stream:
                 self._exhausted = True
             else:
                 parts.append(block)
-        held = parts[0] if len(parts) == 1 else np.concatenate(parts)  # what is held may be long, and windows many
+        held = parts[0] if len(parts) == 1 else np.concatenate(parts)  # avoids a copy, since there may be many windows
         cut = int(np.searchsorted(held, end_ns, side="left"))
         self._held = held[cut:]
         first, self._seq = self._seq, self._seq + cut
@@ -124,7 +120,7 @@ class _Stream:
 
 
 def _draw(process: ArrivalProcess, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
-    """Blocks of times; no further one once a block has reached the end."""
+    """Blocks of times, up to the first that reaches the end."""
     match process:
         case Poisson(rate):
             mean_s = _inverse(rate)
@@ -142,7 +138,7 @@ def _draw(process: ArrivalProcess, rng: np.random.Generator, end_s: float) -> It
 
 
 def _inverse(rate: float) -> float:
-    """A mean gap in seconds, where rates may be so small that it is no number."""
+    """Mean gap in seconds, at most `_LONG_S` for very small rates."""
     return min(1.0 / rate, _LONG_S) if rate else _LONG_S
 
 
@@ -168,10 +164,9 @@ def _uniform(rate: float, rng: np.random.Generator, end_s: float) -> Iterator[Ti
 
 
 def _mmpp(process: Mmpp, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
-    """Draw dwell times of many states, then Poisson counts, then places within the dwell (order statistics).
+    """Draw dwell times of many states, then Poisson counts, then times within the dwell (order statistics).
 
-    Where a block would have very many arrivals its states end at the end of the run, as a state may last years, and are
-    drawn in parts.
+    A block with more than `_MANY` arrivals is drawn in parts, and its states are cut at the end of the run.
     """
     rates, dwells_s = np.array(process.rates), np.array(process.mean_dwell_s)
     states = len(rates)

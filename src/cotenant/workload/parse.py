@@ -1,4 +1,4 @@
-"""Workload files: TOML to `Workload` and back. Every error names the file, the key and what was expected."""
+"""Workload files: TOML to `Workload` and back. Errors name the file, the key and the expected value."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from cotenant.workload.spec import (
 )
 
 _MOST_S = 1e9
-"""Latest time of a trace, 30 years: as the longest duration."""
+"""Latest time in a trace, 30 years, like the longest duration."""
 _TENANT_KEYS = tuple(each.encode_name for each in fields(TenantLoad) if each.name != "process")
 
 
 class _TraceFile(Struct, tag_field="arrivals", tag="trace", forbid_unknown_fields=True):
-    """What a file says of a tenant whose arrivals are a trace."""
+    """Arrivals of a tenant from a trace, as keys of a workload file."""
 
     file: Name
     scale: Positive = 1.0
@@ -49,9 +49,9 @@ def load_workload(path: Path | str) -> Workload:
 
 
 def parse_workload(table: Mapping[str, Any], source: str = "workload", folder: Path | None = None) -> Workload:
-    """Turn the table of a workload file into a `Workload`.
+    """Convert the table of a workload file to a `Workload`.
 
-    `source` names the file in errors; trace files are looked up from `folder`. Raises ConfigError.
+    `source` names the file in errors. Paths of traces are relative to `folder`. Raises ConfigError.
     """
     tenants = table.get("tenant")
     if isinstance(tenants, list):
@@ -61,7 +61,7 @@ def parse_workload(table: Mapping[str, Any], source: str = "workload", folder: P
 
 
 def _tenant(table: Any, source: str, at: str, folder: Path) -> Any:
-    """A tenant's table with its arrivals, whose keys stand between the others in a file, as an object of their own."""
+    """Table of a tenant with its arrival process as an object; in the file its keys are among those of the tenant."""
     if not isinstance(table, dict):
         return table
     made = {key: value for key, value in table.items() if key in _TENANT_KEYS}
@@ -76,7 +76,7 @@ def _tenant(table: Any, source: str, at: str, folder: Path) -> Any:
 
 
 def _read_trace(file: Path, model: str, where: str) -> tuple[int, ...]:
-    """Read column `time_s` of a CSV file: all rows, or those of `model` when there is a column `model`."""
+    """Read column `time_s` of a CSV file: all rows or, with a column `model`, those of this model."""
     try:
         opened = open_regular(file, ConfigError, "", MOST_BYTES)
     except ConfigError as error:
@@ -109,9 +109,9 @@ def _read_trace(file: Path, model: str, where: str) -> tuple[int, ...]:
 
 
 def to_toml(workload: Workload) -> str:
-    """Write a workload as the text of a workload file, so that `load_workload` gives an equal one back.
+    """Text of a workload file from which `load_workload` reads an equal workload.
 
-    Raises InvalidValueError for a trace that did not come from a file.
+    Raises InvalidValueError for a trace that is not from a file.
     """
     table = to_table(workload)
     for tenant, load in zip(table["tenant"], workload.tenants, strict=True):

@@ -1,6 +1,6 @@
-"""What a workload is: tenants, their arrival processes, a duration and a seed. Pure data and arithmetic on it.
+"""Workloads: tenants, their arrival processes, a duration and a seed. Pure data and arithmetic on it.
 
-The fields and their ranges are those of the workload file, too, where they have the names of `field(name=...)`.
+Fields and ranges are those of the workload file; there they have the names of `field(name=...)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cotenant.types import DEFAULT_PRIORITY
 
 NS_PER_S = 1_000_000_000
 MOST_QUERIES = 100_000_000
-"""Queries of a workload that can be expected at most: half an hour of the simulator."""
+"""Largest expected number of queries of a workload: half an hour of simulation."""
 
 Name = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
@@ -33,7 +33,7 @@ def _positive(where: str, name: str, value: float) -> None:
 
 
 class _Checked(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all parts: a value outside its range raises InvalidValueError, whoever makes the part."""
+    """Base class of all parts of a workload. Raises InvalidValueError for a value outside its range."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -46,14 +46,14 @@ class _Checked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _in_range(kind: Any, value: object) -> object:
-    """A time of an object that is made here is nanoseconds already."""
+    """Accept a time that is already in nanoseconds, within its range."""
     if isinstance(value, int) and kind.least_ns <= value <= kind.most_ns:
         return value
     raise ValueError(f"Expected nanoseconds from {kind.least_ns} to {kind.most_ns}")
 
 
 class _Process(_Checked, frozen=True, tag_field="arrivals"):
-    """How the queries of a tenant are spaced."""
+    """Arrival process of a tenant."""
 
     @property
     def mean_rate(self) -> float:
@@ -61,7 +61,7 @@ class _Process(_Checked, frozen=True, tag_field="arrivals"):
         raise NotImplementedError
 
     def expected(self, duration_s: float) -> float:
-        """Queries to expect in a run, or what else is drawn for it, if that is more."""
+        """Expected number of queries in a run, or of other draws, if that is larger."""
         return self.mean_rate * duration_s
 
 
@@ -81,7 +81,7 @@ class Poisson(_Process, frozen=True, tag="poisson"):
 
 
 class Uniform(_Process, frozen=True, tag="uniform"):
-    """Constant gaps of 1 / `rate` seconds, from a seeded random phase so that tenants do not march in step."""
+    """Constant gaps of 1 / `rate` seconds, with a seeded random phase, so that tenants are not synchronous."""
 
     rate: Positive
 
@@ -111,15 +111,15 @@ class Gamma(_Process, frozen=True, tag="gamma"):
         return replace(self, rate=self.rate * factor)
 
     def expected(self, duration_s: float) -> float:
-        """See _Process. Renewals begin with an arrival: bursts of about cv^2 / 2 come on top (Cox, 1962)."""
+        """Expected queries: the process begins with an arrival, which adds a burst of about cv^2 / 2 (Cox, 1962)."""
         return self.rate * duration_s + self.cv**2 / 2
 
 
 class Mmpp(_Process, frozen=True, tag="mmpp"):
-    """Markov-modulated Poisson process whose states are visited in turn.
+    """Markov-modulated Poisson process with cyclic states.
 
-    State i sends Poisson arrivals at `rates[i]` and lasts an exponential time with mean `mean_dwell_s[i]`. The first
-    state is drawn from the stationary distribution, so that the mean rate holds from the first second.
+    State i has Poisson arrivals at `rates[i]` and an exponential duration with mean `mean_dwell_s[i]`. The first state
+    is drawn from the stationary distribution, so that the mean rate holds from the start.
     """
 
     rates: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)], ...], Meta(min_length=2)]
@@ -135,7 +135,7 @@ class Mmpp(_Process, frozen=True, tag="mmpp"):
 
     @property
     def mean_rate(self) -> float:
-        """Mean queries per second: the rates weighted by how long their states last."""
+        """Mean queries per second: the rates, weighted by the mean durations of their states."""
         return sum(r * d for r, d in zip(self.rates, self.mean_dwell_s, strict=True)) / sum(self.mean_dwell_s)
 
     def scaled(self, factor: float) -> Mmpp:
@@ -143,14 +143,14 @@ class Mmpp(_Process, frozen=True, tag="mmpp"):
         return replace(self, rates=tuple(rate * factor for rate in self.rates))
 
     def expected(self, duration_s: float) -> float:
-        """See _Process: queries, or states."""
+        """Expected number of queries or of states, the larger one."""
         return max(self.mean_rate * duration_s, duration_s * len(self.mean_dwell_s) / sum(self.mean_dwell_s))
 
 
 class Trace(_Process, frozen=True, tag="trace"):
     """Recorded arrivals, replayed `scale` times as fast: an arrival recorded at t is sent at t / `scale`.
 
-    `times_ns` are the recorded times since the start of the trace, ascending; `file` says where they came from.
+    `times_ns` are ascending times from the start of the trace, `file` is its file.
     """
 
     times_ns: Annotated[tuple[Natural, ...], Meta(min_length=1)]
@@ -172,7 +172,7 @@ class Trace(_Process, frozen=True, tag="trace"):
         return replace(self, scale=self.scale * factor)
 
     def expected(self, duration_s: float) -> float:
-        """See _Process: a trace is as long as it is."""
+        """Number of recorded arrivals."""
         return len(self.times_ns)
 
 
@@ -182,8 +182,8 @@ ArrivalProcess = Poisson | Uniform | Gamma | Mmpp | Trace
 class TenantLoad(_Checked, frozen=True):
     """The queries of one tenant.
 
-    `name` tells two loads of one model apart. `slo_ns` None means: as the server or repository says. `timeout_ns` and
-    `priority` (0 unset) are sent along with every query. `items` are rows per query, `shape` numbers the declared
+    `name` distinguishes two loads of one model. `slo_ns` None: that of the server or repository. `timeout_ns` and
+    `priority` (0: unset) are sent with each query. `items` are rows of a query, `shape` is the number of the declared
     shape.
 
     Raises InvalidValueError when a value is out of its range.
@@ -200,9 +200,9 @@ class TenantLoad(_Checked, frozen=True):
     priority: Natural = DEFAULT_PRIORITY
 
     def misfit(self, max_batch: int, shapes: int) -> str | None:
-        """Why a model that takes so many rows and declares so many shapes refuses these queries; None if it does not.
+        """Reason for which a model with `max_batch` rows and this number of declared shapes refuses the queries.
 
-        Without declared shapes a model takes any that its inputs allow, as shape 0.
+        None if it accepts them. A model without declared shapes accepts any that its inputs allow, as shape 0.
         """
         if self.items > max(1, max_batch):
             return (
@@ -220,9 +220,9 @@ class TenantLoad(_Checked, frozen=True):
 class Workload(_Checked, frozen=True):
     """Tenants with their arrivals over `duration_ns`.
 
-    Queries scheduled before `warmup_ns` are sent, not counted.
+    Queries scheduled before `warmup_ns` are sent, but not counted.
 
-    Raises InvalidValueError when a value is out of its range, or more than MOST_QUERIES are to be expected.
+    Raises InvalidValueError when a value is out of its range, or more than MOST_QUERIES are expected.
     """
 
     tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)] = field(name="tenant")
@@ -254,7 +254,7 @@ class Workload(_Checked, frozen=True):
 
     @property
     def limit_ns(self) -> dict[str, int]:
-        """What clients allow their queries, by name of the load, of those that say so."""
+        """Client time-outs by name of the load, for loads with one."""
         return {tenant.name: tenant.timeout_ns for tenant in self.tenants if tenant.timeout_ns is not None}
 
 
@@ -291,7 +291,7 @@ def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:
 
 
 def for_capacity(service_ns: Mapping[str, float], cores: int, load: float) -> dict[str, float]:
-    """Rates (queries/s per model) that ask for `load` times what `cores` cores can do, in equal shares of work.
+    """Rates (queries/s per model) with a demand of `load` times the capacity of `cores` cores, in equal shares of work.
 
     `service_ns` is the mean core time of one query of each model: its latency on k cores times k. Model m of n gets
     `load * cores / n` cores' worth of work, that is the rate `load * cores / (n * service_s[m])`; 1.0 is saturation.

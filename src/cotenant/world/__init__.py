@@ -1,1 +1,1 @@
-"""What really happens, for the simulator: worlds that say how long launches take. They know nothing of predictors."""
+"""Worlds of the simulator: how long launches really take, independent of predictors."""

@@ -1,14 +1,13 @@
-"""A world in which launches slow each other down: they share cores and the bandwidth of the memory.
+"""A world with contention: launches slow each other down, as they share cores and memory bandwidth.
 
-A launch is a row of phases (neighbouring units put together), each with the time `d` that it takes alone and the
-bandwidth `r = bytes / d` that it draws then. A phase that is granted `s` of the memory's bandwidth takes
+A launch is a sequence of phases (runs of units), each with its time alone `d` and its bandwidth alone `r = bytes / d`.
+With the bandwidth `s` a phase takes
 
-    max(d, bytes / s) / c,        so that it goes at the speed min(1, s / r) of its speed alone, times c
+    max(d, bytes / s) / c,        a speed of c * min(1, s / r) relative to its speed alone
 
-where `c` is its part of the slowest of its cores. Cores are split evenly between the launches that hold them (every
-launch wants all of each, so this is max-min fair), less the part that front-ends take. Bandwidth is shared max-min
-fairly between what launches would draw at that speed: the roofline of Williams et al. (CACM 2009), with shares.
-A launch that is alone takes what the table says, because the table was measured alone.
+where `c` is its part of its slowest core. Launches on a core share it equally, less the part of front ends: each wants
+all of it, so this is max-min fair. Bandwidth is shared max-min fairly among their demands at that speed. This is the
+roofline model of Williams et al. (CACM 2009), with shares. A launch alone takes the latency of its table.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from math import exp
 from random import Random
 from typing import NamedTuple, Protocol
+
+from typing_extensions import override
 
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
@@ -29,17 +30,17 @@ from cotenant.world.simulated import WorldEvent
 from cotenant.world.stepped import SteppedWorld
 
 FULL_SPEED = 1 << 32
-"""Speeds are integers, in parts of this: work left is then exact however often rates change."""
+"""Unit of speeds, which are integers, so that the remaining work stays exact over many changes of speed."""
 GRAIN_NS = 500_000
-"""Units are put together to phases of at least this length alone: what is shorter does not move anybody's end."""
+"""Least time alone of a phase; shorter phases have no effect on the ends of launches."""
 _NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that the units of one model move: `weight_bytes` once a launch, `row_bytes` a row, by declared shape.
+    """Memory traffic of the units of a model: `weight_bytes` for each launch, `row_bytes` for each row, by shape.
 
-    `memory_share` is the share of them that reaches the memory; caches serve the rest. It is fitted.
+    `memory_share` is the fitted part of it that reaches the memory; caches serve the rest.
 
     Raises InvalidValueError when the lengths differ or a value is negative.
     """
@@ -58,7 +59,7 @@ class Traffic:
             raise InvalidValueError("traffic", "memory_share", self.memory_share, "a number from 0")
 
     def unit_bytes(self, shape: int, items: int) -> list[float]:
-        """Bytes to and from the memory of each unit, for `items` rows of a declared shape (beyond: the last one)."""
+        """Memory traffic of each unit in bytes, for `items` rows of a declared shape (beyond: the last)."""
         rows = self.row_bytes[min(shape, len(self.row_bytes) - 1)]
         share = self.memory_share
         return [(weight + items * row) * share for weight, row in zip(self.weight_bytes, rows, strict=True)]
@@ -66,11 +67,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The memory of a machine and who uses it how much.
+    """Memory bandwidth of a machine, and the traffic of its tenants.
 
-    `bandwidth_bytes_per_s` is what all cores draw together at most; None where the cores could not saturate it, so that
-    nobody waits for it. `core_bytes_per_s` is what one core draws at most, None where that is not known. Tenants that
-    `traffic` does not name move nothing.
+    `bandwidth_bytes_per_s` is the limit of all cores together; None if they cannot saturate the memory.
+    `core_bytes_per_s` is the limit of one core; None if unknown. A tenant without `traffic` has none.
 
     Raises InvalidValueError when a bandwidth is not positive.
     """
@@ -87,21 +87,21 @@ class Contention:
 
 
 class Phase(NamedTuple):
-    """A stretch of a launch: its time alone, and the bandwidth that it draws then."""
+    """A run of units of a launch: its time alone, and its bandwidth alone."""
 
     alone_ns: int
     bytes_per_s: int
 
 
 class CoreLoad(NamedTuple):
-    """What runs at one instant: on which cores, and what it would draw at full speed."""
+    """A running launch at one instant: its cores, and its bandwidth at full speed."""
 
     cores: tuple[int, ...]
     bytes_per_s: int
 
 
 def speeds(loads: Sequence[CoreLoad], bandwidth_bytes_per_s: int | None, front_end_share: float = 0.0) -> list[int]:
-    """Speed of each load in parts of FULL_SPEED, at least 1. The module's text has the formula."""
+    """Speed of each load in parts of FULL_SPEED, at least 1, by the formula of this module."""
     holders: dict[int, int] = {}
     for load in loads:
         for core in load.cores:
@@ -120,8 +120,8 @@ def speeds(loads: Sequence[CoreLoad], bandwidth_bytes_per_s: int | None, front_e
 
 
 class _Run(NamedTuple):
-    """A launch under way, or about to begin. `phase` counts those that are over; `left` is work of the present one, in
-    ns times FULL_SPEED."""
+    """A launch that runs or will begin. `phase` counts its past phases; `left` is the remaining work of the present
+    one, in ns times FULL_SPEED."""
 
     id: int
     begin_ns: int
@@ -133,19 +133,19 @@ class _Run(NamedTuple):
 
 
 class TabledLatencies(Predictor, Protocol):
-    """Latencies alone, and the tables that they come from."""
+    """Latencies alone, with their tables."""
 
     @property
     def tables(self) -> Mapping[str, LatencyTable]:
-        """By tenant."""
+        """Latency tables by tenant."""
 
 
 class ContentionWorld(SteppedWorld[_Run]):
-    """Launches take what the table says when they are alone, times a log-normal factor, and longer beside others.
+    """Launches alone take the latency of their table times a log-normal factor; together they take longer.
 
     `noise` is the standard deviation of the logarithm of that factor and `failure_rate` the share of launches that
-    fail, as in TableWorld. `front_end_share` is the part of every core that front-ends take. A launch may be started
-    ahead of its time (a decision is charged): it takes part from then on.
+    fail, as in TableWorld. `front_end_share` is the part of each core that front ends use. A launch may have a begin in
+    the future, after a charged decision; it uses cores from its begin on.
 
     Raises InvalidValueError when `front_end_share` is not a share, or the traffic of a tenant does not fit its table.
     """
@@ -177,10 +177,10 @@ class ContentionWorld(SteppedWorld[_Run]):
         self._failure_rate = failure_rate
         self._random = Random(seed)
         self._grain_ns = grain_ns
-        self._known: dict[tuple[Work, int], list[tuple[int, float]]] = {}
+        self._phases_of: dict[tuple[Work, int], list[tuple[int, float]]] = {}
 
+    @override
     def start(self, launch: Launch, now_ns: int) -> None:
-        """See World."""
         phases = self._phases(launch, exp(self._random.gauss(0.0, self._noise)) if self._noise else 1.0)
         error = None
         if self._failure_rate and self._random.random() < self._failure_rate:
@@ -188,19 +188,20 @@ class ContentionWorld(SteppedWorld[_Run]):
         begin = max(now_ns, self._steps[0][0])
         self._add(_Run(launch.id, begin, launch.share.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error))
 
+    @override
     def expand(self, launch: int, share: Share, now_ns: int) -> None:
-        """See World: here launches keep the share that they began with."""
+        """Do nothing: launches keep their first share."""
 
+    @override
     def _event_of(self, runs: tuple[_Run, ...]) -> WorldEvent | None:
-        """The end of the finished launch with the smallest number."""
         best = None
         for run in runs:
             if run.phase == len(run.phases) and (best is None or run.id < best.id):
                 best = run
         return None if best is None else WorldEvent(best.id, best.error)
 
+    @override
     def _after(self, now_ns: int, runs: tuple[_Run, ...]) -> tuple[int, tuple[_Run, ...]] | None:
-        """The state at the next end of a phase or begin of a launch; None when nothing is to come."""
         active = [run for run in runs if run.begin_ns <= now_ns and run.phase < len(run.phases)]
         loads = [CoreLoad(run.cores, run.phases[run.phase].bytes_per_s) for run in active]
         rates = speeds(loads, self._contention.bandwidth_bytes_per_s, self._front_end_share)
@@ -220,51 +221,51 @@ class ContentionWorld(SteppedWorld[_Run]):
         if memory is None or work.tenant not in self._contention.traffic:
             return (Phase(total, 0),)
         key = (work, cores)
-        pieces = self._known.get(key)
-        if pieces is None:
-            pieces = self._known[key] = self._pieces(work, alone)
+        phases_alone = self._phases_of.get(key)
+        if phases_alone is None:
+            phases_alone = self._phases_of[key] = self._phases_alone(work, alone)
         core = self._contention.core_bytes_per_s
-        most = memory if core is None else min(memory, core * cores)  # it was measured alone: it cannot draw more
+        most = memory if core is None else min(memory, core * cores)  # the limit of a launch alone, as measured
         phases: list[Phase] = []
         begin = 0
-        for until, moved in pieces:
+        for until, moved in phases_alone:
             end = until * total // alone
             if end > begin:
                 phases.append(Phase(end - begin, min(most, round(moved * _NS_PER_S / (end - begin)))))
                 begin = end
         return tuple(phases)
 
-    def _pieces(self, work: Work, alone_ns: int) -> list[tuple[int, float]]:
-        """Phases of work: the time at which each ends when it runs alone, and the bytes that it moves."""
+    def _phases_alone(self, work: Work, alone_ns: int) -> list[tuple[int, float]]:
+        """Phases of work alone: the end of each, from the begin of the work, and its traffic in bytes."""
         weights = self._table.tables[work.tenant].unit_weights[work.start : work.end]
         moved = self._contention.traffic[work.tenant].unit_bytes(work.shape, work.items)
         total = sum(weights) or 1.0
-        pieces: list[tuple[int, float]] = []
+        phases_alone: list[tuple[int, float]] = []
         done, begin, inside = 0.0, 0, 0.0
         for weight, unit_bytes in zip(weights, moved[work.start : work.end], strict=True):
             done += weight
             inside += unit_bytes
             until = min(alone_ns, round(alone_ns * done / total))
             if until - begin >= self._grain_ns:
-                pieces.append((until, inside))
+                phases_alone.append((until, inside))
                 begin, inside = until, 0.0
-        if pieces and alone_ns - begin < self._grain_ns:  # the rest is short, or has no time at all
-            inside += pieces.pop()[1]
-            begin = pieces[-1][0] if pieces else 0
+        if phases_alone and alone_ns - begin < self._grain_ns:  # the last phase is too short: merge it
+            inside += phases_alone.pop()[1]
+            begin = phases_alone[-1][0] if phases_alone else 0
         if begin < alone_ns:
-            pieces.append((alone_ns, inside))
-        return pieces
+            phases_alone.append((alone_ns, inside))
+        return phases_alone
 
 
 def phase_time_ns(phase: Phase, granted_bytes_per_s: int) -> float:
-    """Time that a phase takes on cores of its own when it is granted so much of the memory's bandwidth."""
+    """Time of a phase on its own cores, with this memory bandwidth."""
     if phase.bytes_per_s <= granted_bytes_per_s:
         return float(phase.alone_ns)
     return phase.alone_ns * phase.bytes_per_s / granted_bytes_per_s
 
 
 def _moved(run: _Run, work: int) -> _Run:
-    """The launch after some work. Less than a nanosecond of it may reach into the next phase, and counts there."""
+    """The launch after this work. The excess over the present phase, less than 1 ns, counts in the next phase."""
     if not work:
         return run
     left, phase, phases = run.left - work, run.phase, run.phases

@@ -1,4 +1,4 @@
-"""A world in which the launches of a group slow each other down as was measured of groups, each group by itself."""
+"""A world in which launches slow each other down only within their group, by measured latencies of groups."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from cotenant.world.simulated import TableWorld, WorldEvent
 
 
 class GroupWorld(TableWorld):
-    """Launches of one group end together, after what `table` says of the group times the factor of its first launch.
+    """Launches of one group end together, after the latency of the group in `table` times the factor of the first.
 
-    That is what is measured of groups: the time to the end of their last member; when the others end is not known, and
-    no later. A launch alone takes what it takes in a TableWorld, and groups do not touch each other, nor those who are
-    alone.
+    Measurements of groups have only the end of the last member; the other ends are not known, and not later. A launch
+    alone takes its time in a TableWorld. Groups do not affect each other, nor launches alone.
     """
 
     _table: GroupPredictor
@@ -26,10 +25,10 @@ class GroupWorld(TableWorld):
         super().__init__(table, noise=noise, failure_rate=failure_rate, seed=seed)
         self._groups: dict[int, list[_Mate]] = {}
         self._group_of: dict[int, int] = {}
-        """By launch, of groups that run."""
+        """Group by launch, for running groups."""
 
+    @override
     def _begin(self, launch: Launch, now_ns: int, factor: float, end: tuple[int, int, str | None]) -> None:
-        """The launch ends then by itself; its group, as far as it has begun, ends together."""
         super()._begin(launch, now_ns, factor, end)
         mates = self._groups.setdefault(group_of(launch), [])
         mates.append(_Mate(launch, now_ns, factor, end))
@@ -53,7 +52,7 @@ class GroupWorld(TableWorld):
 
 @dataclass(slots=True)
 class _Mate:
-    """A launch of a group that runs."""
+    """A running launch of a group."""
 
     launch: Launch
     began_ns: int

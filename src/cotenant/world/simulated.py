@@ -1,6 +1,6 @@
-"""The simulated executor: worlds that say how long launches really take.
+"""The simulated executor, and the protocol of worlds: how long launches really take.
 
-A world is not the predictor of the policy: it has its own table, and noise of a named, seeded size.
+A world is independent of the predictor of the policy: it has its own table, and seeded noise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from random import Random
 from threading import Lock
 from typing import NamedTuple, Protocol
 
+from typing_extensions import override
+
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.execute.batches import Batches, BatchTensors
@@ -20,23 +22,23 @@ from cotenant.work import Share, Work
 
 
 class World(Protocol):
-    """What happens to launches. Rates may depend on all that runs: drivers ask for the next end after each start."""
+    """Progress of launches. Speeds may depend on all running launches, so drivers call `next_ns` after each start."""
 
     def start(self, launch: Launch, now_ns: int) -> None:
-        """A launch begins."""
+        """Begin a launch."""
 
     def expand(self, launch: int, share: Share, now_ns: int) -> None:
         """Let a launch go on in a larger share from its next stop on, if it can: see `core.actions.Expand`."""
 
     def next_ns(self) -> int | None:
-        """When the next launch ends or expands if nothing else is started; None when nothing does."""
+        """Time of the next end or expansion of a launch, if no other starts before; None without any."""
 
     def pop(self) -> WorldEvent:
-        """What happens then. At one instant launches expand before others end."""
+        """Remove and return the next event. At one instant, expansions come before ends."""
 
 
 class WorldEvent(NamedTuple):
-    """A launch has ended, and why if it failed; or it has expanded, and goes on."""
+    """A launch ended, with `error` if it failed; or it expanded and goes on."""
 
     launch: int
     error: str | None = None
@@ -44,7 +46,7 @@ class WorldEvent(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """What is left of a launch that can expand, from when it began."""
+    """The rest of a running launch that can expand, from `began_ns` on."""
 
     began_ns: int
     work: Work
@@ -54,11 +56,11 @@ class _Flight(NamedTuple):
     end: tuple[int, int, str | None]
 
 
-class TableWorld:
-    """Launches take what a table says, times a log-normal factor, whatever runs beside them. They can expand.
+class TableWorld(World):
+    """A world without contention: latency of a launch = its table entry times a log-normal factor. Launches can expand.
 
-    `noise` is the standard deviation of the logarithm of that factor, `failure_rate` the share of launches that fail;
-    both are drawn from one generator seeded by `seed`.
+    `noise` is the standard deviation of the logarithm of that factor, `failure_rate` the share of launches that fail.
+    Both are drawn from one generator with this `seed`.
     """
 
     def __init__(self, table: Predictor, *, noise: float = 0.0, failure_rate: float = 0.0, seed: int = 0) -> None:
@@ -70,8 +72,8 @@ class TableWorld:
         self._flights: dict[int, _Flight] = {}
         self._expansions: list[tuple[int, int]] = []
 
+    @override
     def start(self, launch: Launch, now_ns: int) -> None:
-        """See World."""
         factor = exp(self._random.gauss(0.0, self._noise)) if self._noise else 1.0
         error = None
         if self._failure_rate and self._random.random() < self._failure_rate:
@@ -81,13 +83,13 @@ class TableWorld:
         )
 
     def _begin(self, launch: Launch, now_ns: int, factor: float, end: tuple[int, int, str | None]) -> None:
-        """A launch runs to that end."""
+        """Add a launch with this end."""
         heappush(self._ends, end)
         if launch.stops:
             self._flights[launch.id] = _Flight(now_ns, launch.work, launch.share, launch.stops, factor, end)
 
+    @override
     def expand(self, launch: int, share: Share, now_ns: int) -> None:
-        """See World."""
         flight = self._flights[launch]
         for stop in flight.stops:
             at = flight.began_ns + self._takes_ns(flight.work.until(stop), flight.share, flight.factor)
@@ -108,14 +110,14 @@ class TableWorld:
         duration = self._table.latency_ns(work, share.size, share.device)
         return duration if factor == 1.0 else int(duration * factor) or 1
 
+    @override
     def next_ns(self) -> int | None:
-        """See World."""
         if self._expansions:
             return min(self._expansions[0][0], self._ends[0][0])
         return self._ends[0][0] if self._ends else None
 
+    @override
     def pop(self) -> WorldEvent:
-        """See World."""
         if self._expansions and self._expansions[0][0] <= self._ends[0][0]:
             return WorldEvent(heappop(self._expansions)[1], expanded=True)
         _, launch, error = heappop(self._ends)
@@ -125,17 +127,17 @@ class TableWorld:
 
 
 class Timers(Protocol):
-    """What the simulated executor needs of a clock."""
+    """The clock of the simulated executor."""
 
     def now_ns(self) -> int:
-        """The present time."""
+        """Current time."""
 
     def call_at(self, at_ns: int, priority: int, alarm: Callable[[], None]) -> None:
-        """Ring at that time."""
+        """Call `alarm` at this time."""
 
 
 class SimulatedExecutor:
-    """Runs launches of a world on a clock, real or virtual. Its models give their inputs back as outputs."""
+    """Executor that runs launches in a world, on a real or virtual clock. Outputs of models are their inputs."""
 
     def __init__(self, world: World, clock: Timers) -> None:
         self._world = world
@@ -150,11 +152,11 @@ class SimulatedExecutor:
 
     @property
     def kept(self) -> int:
-        """How many queries and batches tensors are kept of."""
+        """Number of queries and batches with kept tensors."""
         return len(self._batches)
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor."""
+        """Run a launch; call `on_end` when the world ends it."""
         with self._lock:
             batch = self._batches.begin(launch)
             if batch.task_rows is not None:
@@ -166,10 +168,10 @@ class SimulatedExecutor:
             self._wait_for_next()
 
     def enqueue(self, launch: Launch) -> None:
-        """See Executor: a launch is begun when it starts."""
+        """Do nothing: a launch begins at its start."""
 
     def expand(self, launch: int, share: Share, on_expanded: OnExpanded) -> bool:
-        """See Executor."""
+        """Let a launch go on in a larger share from its next stop on; call `on_expanded` there."""
         with self._lock:
             self._expanding[launch] = on_expanded
             self._world.expand(launch, share, self._clock.now_ns())
@@ -177,11 +179,11 @@ class SimulatedExecutor:
         return False
 
     def release(self, batch: int) -> None:
-        """See Executor."""
+        """Drop the tensors of a batch."""
         self._batches.release(batch)
 
     def close(self, until_s: float | None = None) -> None:
-        """See Executor."""
+        """Do nothing: there is nothing to close."""
 
     def _wait_for_next(self) -> None:
         at = self._world.next_ns()
@@ -189,7 +191,7 @@ class SimulatedExecutor:
             self._clock.call_at(at, 0, self._ring)
 
     def _ring(self) -> None:
-        """Say what is due. A ring that comes too early, since the world has changed its mind, does nothing."""
+        """Report the next event if it is due. It may have moved to a later time since the alarm was set."""
         with self._lock:
             at = self._world.next_ns()
             if at is None or at > self._clock.now_ns():

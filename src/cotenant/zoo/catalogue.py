@@ -1,4 +1,4 @@
-"""What the quick-start repository holds: per model its origin, declared shapes, batch and latency target."""
+"""Models of the quick-start repository, with origin, declared shapes, batch and SLO."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cotenant.zoo.errors import ZooError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model of the quick-start repository. `file` is what the carrier ships; None: `cotenant.zoo.build` makes it.
+    """One model of the quick-start repository. `file` is in its carrier; None: `cotenant.zoo.build` writes the model.
 
-    `labelled`: a labels.txt with the names of its classes is written.
+    `labelled`: the repository has a labels.txt with the names of its classes.
 
     `slo_ms` is about five times the latency alone on one core (docs/models.md) at the largest declared shape.
     """
@@ -74,8 +74,8 @@ ENTRIES: dict[str, Entry] = {
         labelled=True,
     ),
     "silero_vad": Entry(
-        about="silero-vad: is somebody speaking? Trained weights. One query is 32 ms of a 16 kHz stream: 512 new\n"
-        "# samples behind the 64 before them. Stateful: the client sends each stateN back as the next state.",
+        about="silero-vad: voice activity detection. Trained weights. One query is 32 ms of a 16 kHz stream: 512 new\n"
+        "# samples after the 64 before them. Stateful: the client sends each stateN back as the next state.",
         slo_ms=20,
         max_batch=1,
         batch_note="its shapes are fixed",
@@ -103,7 +103,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def entry(model: str) -> Entry:
-    """Return a model's entry.
+    """Entry of a model.
 
     Raises:
         ZooError: the quick-start repository has no such model.
@@ -114,29 +114,29 @@ def entry(model: str) -> Entry:
 
 
 def config_text(model: str, slo_ms: int | None = None) -> str:
-    """Return the model's `config.toml`, with another SLO than the catalogue's where one is given."""
+    """Text of the `config.toml` of a model, with `slo_ms` in place of the SLO of the catalogue, if given."""
     spec = entry(model)
     return entry_text(model, replace(spec, slo_ms=slo_ms or spec.slo_ms))
 
 
 def entry_text(model: str, spec: Entry) -> str:
-    """Return the `config.toml` of a model that `spec` describes."""
+    """Text of the `config.toml` of a model with this entry."""
     note = f"; {spec.batch_note}" if spec.batch_note else ""
     lines = [
         f"# {spec.about}",
         "",
         "[tenant]",
         f'name = "{model}"',
-        f"slo_ms = {spec.slo_ms}  # a query is in time if it is answered so soon after its arrival",
-        "weight = 1.0  # under overload, what a query is worth beside those of other tenants",
-        "priority = 0  # 1 is the highest; 0 asks for none",
-        f"max_queue = {spec.max_queue}  # further queries are rejected while so many wait",
+        f"slo_ms = {spec.slo_ms}  # SLO: largest time from arrival to response",
+        "weight = 1.0  # value of a query under overload, relative to other tenants",
+        "priority = 0  # 1 is the highest; 0: none",
+        f"max_queue = {spec.max_queue}  # largest number of waiting queries; further ones are rejected",
         "",
         "[model]",
-        f"max_batch = {spec.max_batch}  # most queries that run as one{note}",
+        f"max_batch = {spec.max_batch}  # largest number of queries in one batch{note}",
     ]
     for shapes in spec.shapes:
         lines += ["", "[[model.shapes]]  # profiled at this shape"]
         lines += [f"{name} = {list(shape)}" for name, shape in shapes.items()]
-    lines += ["", "[segments]", "max_ms = 10.0  # longest stretch during which another tenant's query must wait", ""]
+    lines += ["", "[segments]", "max_ms = 10.0  # longest segment, for which queries of other tenants wait", ""]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The error every part of the zoo raises."""
+"""Error of the zoo."""
 
 from cotenant.errors import CotenantError
 
 
 class ZooError(CotenantError):
-    """A model cannot be built, found or used; the message names the model, what was expected and how to mend it."""
+    """A model cannot be built, found or used. The text has the model, the expected state and a hint."""

@@ -1,4 +1,4 @@
-"""A small writer of ONNX graphs: nodes and constants in, a checked model file out."""
+"""Writer of ONNX graphs: collects nodes and constants, and writes a checked model file."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def constant(self, name: str, value: Array) -> str:
-        """Store an initializer; a name given twice must mean the same value, of which the first is kept."""
+        """Store an initializer; equal names must have equal values."""
         self._constants.setdefault(name, value)
         return name
 
     def int64(self, *values: int) -> str:
-        """Return the name of a 1-D INT64 constant, shared by all its users."""
+        """Name of a 1-D INT64 constant, shared by all its users."""
         return self.constant("int64_" + "_".join(map(str, values)), np.array(values, np.int64))
 
     def scalar(self, value: float) -> str:
-        """Return the name of an FP32 scalar, shared by all its users."""
+        """Name of an FP32 scalar, shared by all its users."""
         return self.constant(f"float_{value!r}", np.array(value, np.float32))
 
     def op(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
@@ -59,7 +59,7 @@ class GraphWriter:
         return name
 
     def write(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Write the model at `path` (directory made, file replaced at once) after `onnx.checker` has passed it."""
+        """Check the model with `onnx.checker`, and write it atomically to `path`; creates the directory."""
         constants = [numpy_helper.from_array(np.asarray(v, order="C"), k) for k, v in self._constants.items()]
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, constants)
         opsets = [helper.make_opsetid("", OPSET)]

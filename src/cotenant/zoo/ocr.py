@@ -1,8 +1,8 @@
-"""Reading a picture through three served models: text detection, line orientation, text recognition.
+"""Text recognition in a picture by three served models: text detection, line orientation, text recognition.
 
-The models are PP-OCR's (Du et al., 2020); detection yields a probability map of shrunken text regions, to be grown back
-(Liao et al., Real-time Scene Text Detection with Differentiable Binarization, AAAI 2020, section 3.5), recognition a
-sequence of class probabilities, decoded greedily (Graves et al., Connectionist Temporal Classification, ICML 2006).
+The models are those of PP-OCR (Du et al., 2020). Detection yields a probability map of shrunken text regions, which are
+expanded again (Liao et al., Differentiable Binarization, AAAI 2020, section 3.5). Recognition yields a sequence of
+class probabilities with greedy decoding (Graves et al., Connectionist Temporal Classification, ICML 2006).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DETECTION, ORIENTATION, RECOGNITION = "ocr_detection", "ocr_orientation", "ocr_recognition"
 
-# Settings with which rapidocr-onnxruntime 1.4.4 runs these models (its config.yaml), where not said otherwise.
+# Settings of rapidocr-onnxruntime 1.4.4 for these models (its config.yaml), unless noted.
 PIXEL_THRESHOLD = 0.3
 REGION_THRESHOLD = 0.5
 GROWTH = 1.6
@@ -32,10 +32,10 @@ ORIENTATION_SIZE = (48, 192)  # height, width
 FLIP_THRESHOLD = 0.9
 TEXT_THRESHOLD = 0.5
 LINE_HEIGHT = 48
-LINE_WIDTH_STEP = 320  # ours: few different widths, so that lines of several pictures can share a batch
-LINE_WIDTH_MAX = 1920  # ours: bounds the work of one query
+LINE_WIDTH_STEP = 320  # own choice: few widths, so that lines of several pictures can share a batch
+LINE_WIDTH_MAX = 1920  # own choice: bounds the work of one query
 DETECTION_STEP = 32  # the detector halves the picture five times
-DETECTION_SIDE_MAX = 960  # ours: bounds the work of one query
+DETECTION_SIDE_MAX = 960  # own choice: bounds the work of one query
 
 Infer = Callable[[str, dict[str, Array]], Mapping[str, Array]]
 """(model, inputs by name) -> outputs by name."""
@@ -137,11 +137,11 @@ def read_text(image: Array, infer: Infer, characters: Sequence[str]) -> list[Tex
 
     Args:
         image: UINT8 RGB [height, width, 3].
-        infer: runs a served model: `infer(model, inputs) -> outputs`; called once for the detection and twice a line.
-        characters: class -> character of the recognition model, as `load_labels` reads them.
+        infer: runs a served model: `infer(model, inputs) -> outputs`; called once for detection and twice per line.
+        characters: characters of the recognition model by class, as `load_labels` reads them.
 
     Raises:
-        ZooError: the picture has another shape or type, a model answered something else than one tensor of the
+        ZooError: the picture has another shape or type. Or a model returned other outputs than one tensor of the
             expected rank, or `characters` does not fit the recognition model.
     """
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
@@ -171,14 +171,14 @@ def _only(infer: Infer, model: str, tensor: Array, rank: int) -> Array:
 
 
 def load_labels(path: Path) -> list[str]:
-    """Read a `labels.txt` of a repository: one class a line; a line may be a blank of any kind."""
+    """Read a `labels.txt` of a repository, with one class per line; a class may be white space."""
     return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
 def draw_picture(lines: Sequence[str], *, size: int = 32) -> Array:
     """Draw the lines in black on white, `size` pixels high; UINT8 RGB [height, width, 3], sides multiples of 32.
 
-    Words stand two spaces apart: the recognition model, trained on Chinese text mostly, overlooks narrower gaps.
+    Words have two spaces between them: the recognition model, trained mostly on Chinese text, misses narrower gaps.
     """
     image_module, draw_module, font_module = _pillow()
     font: Any = font_module.load_default(size=size)

@@ -1,4 +1,4 @@
-"""Connected regions of a binary picture, in numpy: runs of each row, joined to the runs they touch in the row above."""
+"""Connected regions of a binary picture, in numpy: joins the runs of each row with touching runs of the row above."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the quick-start model repository out of installed packages and the builders."""
+"""Construction of the quick-start model repository from installed packages and builders."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cotenant.zoo import QUICK_START, builders, carriers, catalogue
 from cotenant.zoo.errors import ZooError
 
 LABELS = "labels.txt"
-"""Beside `config.toml`: the names of a classifier's classes, one a line, in the order of its classes."""
+"""File next to `config.toml` with the names of the classes of a classifier, one per line, in order."""
 
 STAMP = ".zoo.json"
-"""Beside `config.toml`: what the files were made from, so that a second run can leave them alone."""
+"""File next to `config.toml` with the origin of the files, so that a later run can keep them."""
 
 RECIPE = 1
-"""Raise it when a builder changes what it writes, so that repositories made before are renewed."""
+"""Version of the builders: increase it when their output changes, so that older repositories are renewed."""
 
 
 def build_repository(
@@ -31,10 +31,10 @@ def build_repository(
     slos_ms: Mapping[str, int] = MappingProxyType({}),
     progress: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Make the repository; see `cotenant.zoo.build_repository`."""
+    """Write the repository, as `cotenant.zoo.build_repository`."""
     chosen = list(QUICK_START if models is None else models)
     for model in chosen:
-        catalogue.entry(model)  # an unknown name stops before anything is written
+        catalogue.entry(model)  # raises for an unknown name before anything is written
     made = []
     for model in chosen:
         renewed = _make(model, root / model, slos_ms.get(model))
@@ -57,7 +57,7 @@ def _make(model: str, directory: Path, slo_ms: int | None) -> bool:
         and model_file.stat().st_size == stamp.get("model_bytes")
         and (labels_file.is_file() or not spec.labelled)
     )
-    # A config.toml is ours to renew only while it is what we wrote; after an edit it belongs to the user.
+    # Only an unedited config.toml is renewed; an edited one belongs to the user.
     config = catalogue.config_text(model, slo_ms).encode("utf-8")
     current = _digest(config_file.read_bytes()) if config_file.is_file() else None
     ours = current is None or current == stamp.get("config")
@@ -83,7 +83,7 @@ def _write_model(model: str, path: Path) -> None:
         write_whole(path, carriers.locate(spec.carrier, spec.file).read_bytes())
         return
     if spec.carrier is not None:
-        # `build` would fall back to seeded weights, which a repository that promises trained ones must not do.
+        # `build` would use seeded weights without the package, but this repository has trained ones.
         carriers.locate(spec.carrier, builders.MINILM_WEIGHTS)
     builders.build(model, path)
 
@@ -101,7 +101,7 @@ def _labels(model: str) -> list[str]:
         properties = {p.key: p.value for p in onnx.load(os.fspath(source)).metadata_props}
         if "character" not in properties:
             raise ZooError(f"{source.name}: expected a metadata entry 'character', found {sorted(properties)}")
-        # Class 0 is CTC's blank and the last class the space; the entry lists those between.
+        # Class 0 is the blank of CTC and the last class is the space; the entry lists the others.
         return ["blank", *properties["character"].split("\n"), " "]
     raise ZooError(f"{model}: no source is known for the names of its classes")
 

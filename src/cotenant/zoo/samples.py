@@ -18,13 +18,13 @@ _WORDS = tuple(_TEXT.split())
 _CLS, _SEP, _FIRST_WORD, _LAST_WORD = 101, 102, 1996, 29612  # in BERT's uncased vocabulary; words lie between
 _TOKENS = (32, 128)
 _MAGIKA_SIDE = 1024  # bytes taken from either end of a file
-_MAGIKA_BLOCK = 4096  # bytes looked at for them at either end
+_MAGIKA_BLOCK = 4096  # bytes searched for them at either end
 _MAGIKA_PADDING = 256
 _SILERO_CONTEXT, _SILERO_CHUNK, _SILERO_RATE_HZ = 64, 512, 16000
 
 
 def magika_input(content: bytes) -> dict[str, Array]:
-    """Return magika's `bytes`, INT32 [1, 2048], of a file: its stripped beginning and end, padded with 256."""
+    """Input `bytes` of magika for a file, INT32 [1, 2048]: its stripped beginning and end, padded with 256."""
     whole = len(content) <= _MAGIKA_BLOCK
     beginning, end = content[:_MAGIKA_BLOCK].lstrip(), content[-_MAGIKA_BLOCK:].rstrip()
     if whole:
@@ -37,10 +37,9 @@ def magika_input(content: bytes) -> dict[str, Array]:
 
 
 def silero_input(chunk: Array, context: Array | None = None, state: Array | None = None) -> dict[str, Array]:
-    """Return silero-vad's inputs for 512 new samples of 16 kHz audio.
+    """Inputs of silero-vad for 512 new samples of 16 kHz audio.
 
-    `context` is the last 64 samples of the chunk before and `state` the output `stateN` for it; a stream starts
-    without either.
+    `context` is the last 64 samples of the previous chunk, `state` its output `stateN`; a stream starts without them.
     """
     context = np.zeros(_SILERO_CONTEXT, np.float32) if context is None else context
     state = np.zeros((2, 1, 128), np.float32) if state is None else state
@@ -123,7 +122,7 @@ _SAMPLES: dict[str, Callable[[np.random.Generator], dict[str, Array]]] = {
 
 
 def sample_inputs(model: str, rng: np.random.Generator) -> dict[str, Array]:
-    """Draw inputs; see `cotenant.zoo.sample_inputs`."""
+    """Draw inputs of batch 1 for a model of the zoo. Raises ZooError for an unknown model."""
     if model not in _SAMPLES:
         raise ZooError(f"model {model!r} has no sample inputs; expected one of: {', '.join(sorted(_SAMPLES))}")
     return _SAMPLES[model](rng)

@@ -1,4 +1,4 @@
-"""Models of next to no work, for measuring what a query costs around the model, and a recommender."""
+"""Tiny models, for measuring the overhead of a query, and a recommender."""
 
 from __future__ import annotations
 

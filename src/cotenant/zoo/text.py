@@ -1,7 +1,7 @@
 """BERT encoders in operator patterns that onnxruntime fuses on load: LayerNormalization, BiasGelu, scaled FusedMatMul.
 
-Its Attention and SkipLayerNormalization fusions do not apply online: the first matches Unsqueeze of opset 12 and older
-only, the second wants a fixed sequence length.
+Its fusions Attention and SkipLayerNormalization do not apply online. The first one matches only Unsqueeze of opset 12
+and older; the second one needs a fixed sequence length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Weights = Callable[[str, tuple[int, ...]], Array]
 
 
 def seeded_weights(rng: np.random.Generator) -> Weights:
-    """Return weights drawn when asked for: Glorot matrices, normal embeddings, layer norms of scale 1 and shift 0."""
+    """Weights drawn on demand: Glorot matrices, normal embeddings, layer norms with scale 1 and shift 0."""
 
     def draw(name: str, shape: tuple[int, ...]) -> Array:
         if "LayerNorm" in name:
@@ -52,7 +52,7 @@ class _Encoder:
         return graph.op("LayerNormalization", [value, scale, shift], f"{name}/norm", axis=-1, epsilon=1e-12)
 
     def embed(self, input_ids: str) -> str:
-        """Append word + position embeddings; segment 0's row is added to the positions, as one text has no second."""
+        """Append word + position embeddings; the positions include the row of segment 0, the only one."""
         graph, shape = self.graph, self.shape
         prefix = "embeddings"
         words = self.weights(f"{prefix}.word_embeddings.weight", (shape.vocabulary, shape.hidden))

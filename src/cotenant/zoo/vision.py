@@ -16,7 +16,7 @@ _CLASSES = 1000
 
 
 class _Convolutions:
-    """Convolutions of one graph whose weights come from one generator, in the order of the calls."""
+    """Convolutions of one graph, with weights from one generator in the order of the calls."""
 
     def __init__(self, graph: GraphWriter, rng: np.random.Generator) -> None:
         self.graph = graph
@@ -38,7 +38,7 @@ class _Convolutions:
     ) -> str:
         """Append a convolution from channels[0] to channels[1] with weights of variance gain^2 / fan-in.
 
-        The default gain is He's, for a rectifier behind it (He et al., ICCV 2015, section 2.2).
+        The default gain is for a following rectifier (He et al., ICCV 2015, section 2.2).
         """
         taken, made = channels
         fan_in = taken // groups * kernel * kernel

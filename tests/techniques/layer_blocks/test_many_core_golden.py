@@ -22,7 +22,7 @@ from cotenant.sim.driver import simulate
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.layer_blocks.world.many_core import ManyCore, ManyCoreWorld
-from cotenant.trace.explain import Explanation, explain
+from cotenant.trace.explain import QueryHistory, explain
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from golden_files import GOLDEN, agree
@@ -150,8 +150,8 @@ def test_explain_tells_version_cores_and_pressure_of_each_block() -> None:
         basis = trace.basis_of(launch)
         if basis.get("wanted") and basis.get("pressure_pct") and trace.work_of(launch).version:
             story = explain(trace.read(path)[1], queries[0])
-            assert isinstance(story, Explanation)
-            told = [line for line in story.sentences() if f"of {basis['wanted']} that it was to have" in line]
+            assert isinstance(story, QueryHistory)
+            told = [line for line in story.sentences() if f"of {basis['wanted']} requested" in line]
             assert told
             assert f"in version {trace.work_of(launch).version} on cores" in told[0]
             assert f"at a pressure of {basis['pressure_pct']} %" in told[0]

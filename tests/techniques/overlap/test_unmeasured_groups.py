@@ -105,7 +105,7 @@ def test_a_run_tells_what_its_groups_rested_on() -> None:
         (3, started[3], 0),
     ]
     assert [each.unmeasured for each in tally.found] == [0, 0, started[3]]
-    assert "none of so many members measured" in str(tally.found[2])
+    assert "of a size never measured" in str(tally.found[2])
     assert str(tally.found[1]).endswith(f"of 2 members ({started[2]} with no measured group near)")
     without = GroupTally(Overlap(LANES), None)
     play(Overlap(LANES), TENANTS.values(), TablePredictor(TABLES), queries, log=without, cores=CORES)

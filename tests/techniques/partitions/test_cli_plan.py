@@ -379,7 +379,7 @@ def test_guaranteed_rates_above_the_lanes_are_refused(run: Run, tmp_path: Path, 
     file = tmp_path / "tenants.toml"
     file.write_text('[[device]]\nname = "cpu"\ncores = 1\n[[tenant]]\nname = "one"\nrate = 1\n')
     status, out, err = run("plan", file, "--profiles", root, "--quick")
-    assert (status, "the guaranteed rates (tenant.rate) take" in err) == ((0, False) if fits else (2, True)), out + err
+    assert (status, "the guaranteed rates (tenant.rate) need" in err) == ((0, False) if fits else (2, True)), out + err
 
 
 def test_the_check_of_a_file_without_tenants_asks_its_sections(

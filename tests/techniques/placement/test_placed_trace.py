@@ -18,7 +18,7 @@ from cotenant.repository import graphs_path, placement_path
 from cotenant.techniques.placement.measure import placed
 from cotenant.techniques.placement.unit_placement import save_placement
 from cotenant.trace.trace_log import encode
-from cotenant.work import PieceTime
+from cotenant.work import TaskTime
 from onnx_samples import random_dag
 from placed_samples import open_placed, placement, random_placement
 from repositories import SLO_MS, write_model
@@ -56,7 +56,7 @@ def test_pieces_come_with_the_end_of_their_launch(
     finally:
         server.stop()
     [ended] = seen
-    pieces = ended.pieces
+    pieces = ended.task_times
     assert isinstance(pieces, tuple)
     assert sum(piece.units for piece in pieces) == units
     assert {core for piece in pieces for core in piece.cores} == {0, 1}
@@ -65,7 +65,7 @@ def test_pieces_come_with_the_end_of_their_launch(
         for other in pieces:  # a core runs one at a time
             if other is not piece and set(other.cores) & set(piece.cores):
                 assert other.end_ns <= piece.start_ns or piece.end_ns <= other.start_ns
-    assert b'"pieces":[[[' in encode(1, ended, [])
+    assert b'"task_times":[[[' in encode(1, ended, [])
 
 
 def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: 
         model.run(*whole, INPUTS, (0, 1))
         pieces = model.take_task_times()
         assert len(pieces) == len(model.pieces(2))
-        assert all(isinstance(piece, PieceTime) for piece in pieces)
+        assert all(isinstance(piece, TaskTime) for piece in pieces)
         assert model.take_task_times() == ()
         model.run(*whole, INPUTS, 1)
         assert model.take_task_times() == ()

@@ -21,7 +21,7 @@ from cotenant.errors import CotenantError
 from cotenant.execute.protocol import MOST_ANSWER_BYTES, Followed
 from cotenant.execute.worker.shared_tensors import TensorLayout
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import PieceTime, Work
+from cotenant.work import TaskTime, Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """Largest message, and size of the receive buffer: it has names and shapes of tensors, not their values."""
@@ -146,8 +146,8 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[TensorLayout, ...] = ()
-    task_times: tuple[PieceTime, ...] = ()
-    stolen_ns: int = 0
+    task_times: tuple[TaskTime, ...] = ()
+    steal_ns: int = 0
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | ExpandRun | Reset

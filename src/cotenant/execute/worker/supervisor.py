@@ -405,7 +405,7 @@ class WorkerSupervisor:
                 failed.append((following, problem))
             if self._closing.is_set():
                 self._shut_if_idle()
-        timing = Timing(input_ns, message.infer_ns, output_ns, message.task_times, message.stolen_ns, began)
+        timing = Timing(input_ns, message.infer_ns, output_ns, message.task_times, message.steal_ns, began)
         pending.on_end(launch.id, error, timing)
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())

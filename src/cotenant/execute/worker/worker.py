@@ -154,7 +154,7 @@ class Worker:
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
             spent = timing.input_ns, timing.infer_ns, timing.output_ns
-            ended = Ended(launch, error, *spent, layouts, timing.task_times, timing.stolen_ns)
+            ended = Ended(launch, error, *spent, layouts, timing.task_times, timing.steal_ns)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:

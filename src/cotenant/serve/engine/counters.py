@@ -23,7 +23,7 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.execute.protocol import Timing
-from cotenant.metrics import is_apart
+from cotenant.metrics import is_excluded
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.engine.slo_watch import SloWatch, Turn
 from cotenant.types import ANSWERS, Outcome, Query, StageQuery
@@ -56,7 +56,7 @@ class Sum:
 class TenantCounters:
     """Everything counted of one tenant since it was first added.
 
-    `apart` are the queries of `outcomes` that are left out of attainment, see `metrics.is_apart`. Of all others
+    `apart` are the queries of `outcomes` that are left out of attainment, see `metrics.is_excluded`. Of all others
     `recent` says whether they were answered in time, and `latency_buckets` how long they took, those that never were
     answered in the last one; `latency_ns` is the time of the answered ones together.
     """
@@ -99,7 +99,7 @@ class TenantCounters:
             self.last_ms = time.time_ns() // 1_000_000
         else:
             self.fail.add(latency_ns)
-        if is_apart(outcome, latency_ns, self.slo_ns, limit_ns):
+        if is_excluded(outcome, latency_ns, self.slo_ns, limit_ns):
             self.apart[outcome] += 1
             return None
         self.recent.append(is_in_time)

@@ -272,7 +272,7 @@ class Driver:
         return done, respond, None
 
     def _launch_ended(self, launch: int, error: str | None, timing: Timing) -> None:
-        self.post(LaunchEnded(launch, error, timing.task_times or UNSET, timing.stolen_ns or UNSET), timing)
+        self.post(LaunchEnded(launch, error, timing.task_times or UNSET, timing.steal_ns or UNSET), timing)
 
     def _launch_expanded(self, launch: int) -> None:
         self.post(LaunchExpanded(launch))

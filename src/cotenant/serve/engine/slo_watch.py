@@ -9,7 +9,8 @@ from functools import partial
 
 from cotenant.config import NS_PER_MS
 from cotenant.serve.engine.clock import Clock
-from cotenant.types import Tenant
+from cotenant.trace.lost import CAUSE_NAMES
+from cotenant.types import LossCause, Tenant
 
 _log = logging.getLogger("cotenant.slo")
 _server_log = logging.getLogger("cotenant.server")
@@ -70,7 +71,7 @@ def turn_text(tenant: str, slo_ns: int, turn: Turn, cause: str = "") -> str:
     """The line of the log. `cause` is what most of the late losses are due to, where that is known."""
     whom = f"tenant {tenant!r}"
     slo = f"its SLO of {slo_ns / NS_PER_MS:g} ms"
-    why = f", most of them by {cause}" if cause else ""
+    why = f" (main cause: {CAUSE_NAMES[LossCause(cause)]})" if cause else ""
     if turn.begins:
         return f"{whom} begins to miss {slo}: {turn.missed} of its last {turn.window} queries{why}"
     return f"{whom} meets {slo} again: {turn.missed_since} queries missed it in {turn.since_ns / 1e9:.1f} s{why}"

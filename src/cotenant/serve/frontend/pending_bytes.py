@@ -40,7 +40,7 @@ class PendingBytes:
         if nbytes > budget - self._total - nbytes - self._by_model[model]:
             whose = f"requests of model {model!r}" if model else "requests that name no model yet"
             text = f"{whose} hold {self._by_model[model]} bytes, as many as are free, and {nbytes} more were to come"
-            raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED), LossCause.DOOR)
+            raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED), LossCause.FRONT_END)
         self._total += nbytes
         self._by_model[model] += nbytes
 

@@ -19,7 +19,7 @@ from cotenant.execute.threads.team import Team
 from cotenant.techniques.placement.execute.piece_run import PieceRun
 from cotenant.techniques.placement.execute.pieces import PlacedPiece
 from cotenant.techniques.placement.execute.placeable import Crew, Placeable
-from cotenant.work import PieceTime
+from cotenant.work import TaskTime
 
 _log = logging.getLogger(__name__)
 
@@ -82,14 +82,14 @@ class PlacedModel(Placeable):
         run = PieceRun(crew.pieces, crew.lanes, execute, [tensor.name for tensor in self.outputs], stop)
         run.run(values)
         self._told.pieces = tuple(
-            PieceTime(tuple(piece.cores), len(piece.units), start - began, end - began)
+            TaskTime(tuple(piece.cores), len(piece.units), start - began, end - began)
             for piece, (start, end) in zip(crew.pieces, run.times, strict=True)
         )
         return inner.outputs_of(values)
 
-    def take_task_times(self) -> tuple[PieceTime, ...]:
+    def take_task_times(self) -> tuple[TaskTime, ...]:
         """What the last run on this thread ran by a placement, once."""
-        pieces: tuple[PieceTime, ...] = self._told.__dict__.pop("pieces", ())
+        pieces: tuple[TaskTime, ...] = self._told.__dict__.pop("pieces", ())
         return pieces
 
     @override

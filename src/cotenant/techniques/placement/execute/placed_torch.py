@@ -26,7 +26,7 @@ from cotenant.execute.torch.threads import use_threads
 from cotenant.techniques.placement.execute.piece_run import PieceRun
 from cotenant.techniques.placement.execute.pieces import PlacedPiece
 from cotenant.techniques.placement.execute.placeable import Crew, Placeable
-from cotenant.work import PieceTime, Share
+from cotenant.work import Share, TaskTime
 
 LOOK_S = 1e-5
 """Between two looks of a core at an event of the stream that it waits for."""
@@ -210,13 +210,13 @@ class PlacedLaunch:
         self._tensors = {}
         return {name: spot.there if spot.there is not None else self._on_host(spot) for name, spot in spots.items()}
 
-    def times(self) -> tuple[PieceTime, ...]:
+    def times(self) -> tuple[TaskTime, ...]:
         """When each piece ran, by the clock of the device or the host: once all has ended."""
         times = [(start - self._began_ns, end - self._began_ns) for start, end in self._times]
         for at, marks in self._marks.items():
             times[at] = (marks[0].ns_since(self._began), marks[1].ns_since(self._began))
         return tuple(
-            PieceTime(tuple(piece.cores), len(piece.units), *each)
+            TaskTime(tuple(piece.cores), len(piece.units), *each)
             for piece, each in zip(self._crew.pieces, times, strict=True)
         )
 
