@@ -124,7 +124,7 @@ def test_a_guest_takes_no_longer_than_the_lanes_tightest_slo_leaves() -> None:
     tight = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 3)),)), tenants, costs, queries)
     assert told(tight) == [("d", 1)]
     assert [tight.outcomes[number] for number in (0, 1)] == [Outcome.DROPPED] * 2
-    expected = "tenant 'c' is not in the plan, whose rounds leave 28.0 ms to others, too short for it"
+    expected = "tenant 'c' is not in the plan: the rounds leave 28.0 ms for backfill, too short for this query"
     assert tight.reasons[0] == expected
     half = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 2)),), stretch=0.5), tenants, costs, queries)
     assert told(half) == [("d", 1)]

@@ -204,7 +204,7 @@ def test_guests_count_on_the_groups_of_a_round() -> None:
     tenants = [tenant("a", slo_ms=30), tenant("b", slo_ms=40), tenant("short"), tenant("long")]
     made = run(policy, tenants, believed, coming(("short", 0), ("long", 0)))
     assert told(made) == [[("short", 1, (0, 1))]]  # 30 ms less the 18 of the group; 12 and 13.5 ms on two cores
-    assert "rounds leave 12.0 ms to others" in made.reasons[1]
+    assert "rounds leave 12.0 ms for backfill" in made.reasons[1]
 
 
 def test_a_batch_that_was_stopped_by_another_policy_goes_on_alone_before_its_group() -> None:

@@ -303,7 +303,7 @@ def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) 
 
 def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any], output: PlanOutput) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.partitions.plan.assess import assess, turn_notes
+    from cotenant.techniques.partitions.plan.assess import assess, sequential_slot_notes
     from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
 
     file: PlanFile = contents[TENANTS]
@@ -311,7 +311,7 @@ def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any]
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
     notes = (
         *basis.notes,
-        *turn_notes(made, request.loads, basis.costs),
+        *sequential_slot_notes(made, request.loads, basis.costs),
         *(f"{name}: {words}" for name, words in _words_of(contents)),
     )
     facts: dict[str, Any] = {

@@ -57,8 +57,8 @@ class CoRunCampaign(ProfileCampaign):
         """Measure co-runs."""
         if self.corun:
             with progress_bar(quiet=run.quiet) as on_step:
-                told = self.splits, self.budget_s, run.fresh, on_step, run.errors
-                self.coruns = measure(run.root, run.settings, run.profile, *told)
+                arguments = self.splits, self.budget_s, run.fresh, on_step, run.errors
+                self.coruns = measure(run.root, run.settings, run.profile, *arguments)
 
     def found(self) -> dict[str, object]:
         """Rows of factors, what antagonists do, and how well held-out co-runs are predicted."""

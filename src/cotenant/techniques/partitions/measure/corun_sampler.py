@@ -129,7 +129,7 @@ class CoRunSampler:
         self._columns = np.empty((16, len(rows)))
         self._learned = 0
         self._left = np.diag(self._prior).copy()
-        self._told = self._use @ self._prior**2
+        self._reduction = self._use @ self._prior**2
         for side in known:
             self._learn(rows[side])
 
@@ -144,7 +144,7 @@ class CoRunSampler:
 
     def gains(self) -> Real:
         """By candidate: the variance that measuring it takes away, all sides weighted by use, over its cost."""
-        each = self._told / (self._left + self._noise)
+        each = self._reduction / (self._left + self._noise)
         found = np.array([each[rows].sum() for rows in self._rows]) / self._cost
         return np.asarray(found, dtype=np.float64)
 
@@ -197,7 +197,7 @@ class CoRunSampler:
         # longer to write than all else here together.
         weighted = self._use * column
         covered = self._prior @ weighted - (before @ weighted) @ before
-        self._told += column * (column * (weighted @ column) - 2 * covered)
+        self._reduction += column * (column * (weighted @ column) - 2 * covered)
         self._left -= column**2
         if self._learned == len(self._columns):
             self._columns = np.concatenate([self._columns, np.empty_like(self._columns)])

@@ -117,18 +117,18 @@ class Advisor:
         return isinstance(self._planned(request), Plan)
 
     def _more(self, kind: DeviceType) -> Remedy | None:
-        def grown(count: int) -> Request:
+        def extended(count: int) -> Request:
             return replace(self._request, devices=(*self._request.devices, *(kind,) * count))
 
         low, high = 0, 1
-        while not self._holds(grown(high)):
+        while not self._holds(extended(high)):
             low, high = high, 2 * high
             if high > MOST_DEVICES:
                 return None
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._holds(grown(middle)) else (middle, high)
-        return Remedy("devices", kind.name, high, f"{high} more {kind.name!r}, {_count(grown(high), kind)} in all")
+            low, high = (low, middle) if self._holds(extended(middle)) else (middle, high)
+        return Remedy("devices", kind.name, high, f"{high} more {kind.name!r}, {_count(extended(high), kind)} in all")
 
     def _looser(self, name: str) -> Iterator[tuple[float, Remedy]]:
         """The least looser SLO that mends it, with its factor; nothing where none does."""

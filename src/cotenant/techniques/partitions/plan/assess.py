@@ -150,7 +150,7 @@ def violations(
     return tuple(found)
 
 
-def turn_notes(plan: Plan, loads: Sequence[Load], costs: Costs) -> tuple[str, ...]:
+def sequential_slot_notes(plan: Plan, loads: Sequence[Load], costs: Costs) -> tuple[str, ...]:
     """A sentence for every partition in which several slots run in turn though its costs know groups: why not together.
 
     Raises what the costs raise.

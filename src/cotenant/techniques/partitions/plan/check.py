@@ -101,16 +101,16 @@ def _device(
         sizes_text = ", ".join(str(partition.size) for partition in plan.partitions)
         yield Violation(SPLIT, "", number, -1, f"partitions of {sizes_text} are in no split of {kind.name!r}")
         return
-    strangers = False
+    has_unknown = False
     for index, partition in enumerate(plan.partitions):
         for slot in partition.slots:
             if slot.tenant not in loads:
-                strangers = True
+                has_unknown = True
                 yield Violation(UNKNOWN, slot.tenant, number, index, "has no load")
             elif slot.batch not in costs.batches(loads[slot.tenant].model):
-                strangers = True
+                has_unknown = True
                 yield Violation(UNKNOWN, slot.tenant, number, index, f"batch {slot.batch} is none that was measured")
-    if strangers:
+    if has_unknown:
         return
     memory = sum(
         kind.partition_bytes

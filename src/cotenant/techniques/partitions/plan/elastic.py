@@ -77,11 +77,11 @@ class Elastic:
             impossible = impossible_alone(empty, load)
             if impossible is not None:
                 return impossible
-        asked = sorted(padded(loads, self.headroom), key=lambda load: (-load.rate_per_s * load.slo_ns, load.tenant))
-        slowdowns = _slowdowns(asked, empty) if self.with_interference else {}
+        ordered = sorted(padded(loads, self.headroom), key=lambda load: (-load.rate_per_s * load.slo_ns, load.tenant))
+        slowdowns = _slowdowns(ordered, empty) if self.with_interference else {}
         first: Infeasible | None = None
-        for reserve, most_partitions in self._ways(asked):
-            order = list(asked)
+        for reserve, most_partitions in self._ways(ordered):
+            order = list(ordered)
             for _ in range(1 + self.retries):
                 partial = self._partial(cache, devices, reserve, most_partitions)
                 partial.slowdowns = slowdowns
@@ -148,13 +148,13 @@ class Elastic:
             if device in fresh:
                 fitting.append((1.0, device, ideal))
             elif partial.made[device]:
-                for size in partial.openings(device):
-                    piece = (size / kind.whole, device, size)
+                for size in partial.free_sizes(device):
+                    option = (size / kind.whole, device, size)
                     if size >= ideal:
-                        fitting.append(piece)
+                        fitting.append(option)
                     else:
-                        smaller.append(piece)
-        smaller.sort(key=lambda piece: (-piece[0], piece[1]))
+                        smaller.append(option)
+        smaller.sort(key=lambda option: (-option[0], option[1]))
         for _, device, size in (*sorted(fitting), *smaller):
             served = min(rate, partial.room(load, device, size))
             if served > rate * _SERVED:

@@ -94,7 +94,7 @@ class Fitted:
     breaks: Infeasible | None = None
 
 
-def asked_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: float) -> tuple[Load, ...]:
+def demanded_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: float) -> tuple[Load, ...]:
     """The declared loads with the tracked rates where there are some, but no less than `floor` of what is declared."""
     return tuple(
         structs.replace(load, rate_per_s=max(tracked[load.tenant], floor * load.rate_per_s))
@@ -116,19 +116,19 @@ def compare(
     `lost` says that a device of the plan is gone. What was too much for the devices stays so until there are more of
     them or other rates: it is not sought again.
     """
-    asked = {load.tenant: load.rate_per_s for load in loads}
+    demand = {load.tenant: load.rate_per_s for load in loads}
     there = Counter(device.name for device in inventory)
     if lost or Counter(device.device for device in held.plan.devices) - there:
-        return Reason.LOST, replace(held, calm=0, sought_per_s=asked)
+        return Reason.LOST, replace(held, calm=0, sought_per_s=demand)
     if not held.whole and len(inventory) > held.devices:
-        return Reason.MORE, replace(held, calm=0, sought_per_s=asked)
+        return Reason.MORE, replace(held, calm=0, sought_per_s=demand)
     served = held.plan.rates_per_s
     for tenant, rate in held.sought_per_s.items():
         served[tenant] = max(served.get(tenant, 0.0), rate * (1 + tracking.headroom))
-    seen, calm = compare_rates(asked, served, tracking, held.calm)
+    seen, calm = compare_rates(demand, served, tracking, held.calm)
     if seen is RateVerdict.KEEP:
         return Reason.KEEP, replace(held, calm=calm)
-    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=asked)
+    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=demand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,8 @@ class PlanFollower:
             best, load = max(tried, key=lambda each: each[0].share, default=(fitted, kept[-1]))
             if best.plan is not None:
                 return best, (*left_out, load.tenant)
-            who = fitted.breaks.tenant if fitted.breaks else ""
-            load = next((each for each in kept if each.tenant == who), kept[-1])
+            first = fitted.breaks.tenant if fitted.breaks else ""
+            load = next((each for each in kept if each.tenant == first), kept[-1])
             kept.remove(load)
             left_out.append(load.tenant)
 

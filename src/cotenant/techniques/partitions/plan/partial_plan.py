@@ -72,16 +72,16 @@ class PartialPlan:
         self.slowdowns: Mapping[tuple[str, str, int], float] = {}
         """What a planner expects of interference, by tenant, device type and size."""
 
-    def openings(self, device: int) -> tuple[int, ...]:
+    def free_sizes(self, device: int) -> tuple[int, ...]:
         """Sizes of the partitions that may be opened beside those of a device, ascending."""
         made = self.made[device]
         if len(made) >= self.most_partitions:
             return ()
-        return _openings(self.kinds[device].splits, tuple([partition.size for partition in made]))
+        return _free_sizes(self.kinds[device].splits, tuple([partition.size for partition in made]))
 
     def beside(self, kind: DeviceType, size: int) -> int:
         """The largest partition that may be opened beside one on an unused device; 0 for none."""
-        return max(_openings(kind.splits, (size,)), default=0) if self.most_partitions > 1 else 0
+        return max(_free_sizes(kind.splits, (size,)), default=0) if self.most_partitions > 1 else 0
 
     def fresh(self) -> list[int]:
         """The first unused device of each type."""
@@ -170,10 +170,10 @@ class PartialPlan:
             return None
         if not self._interference or len(made) == 1:
             return tuple(made)
-        turn = [*(index for index in range(len(made)) if index != changed), changed]
+        visited = [*(index for index in range(len(made)) if index != changed), changed]
         for _ in range(_PASSES):
             is_steady = True
-            for index in turn:
+            for index in visited:
                 own = made[index]
                 around = self._around(device, made, index)
                 if not self.cache.stands(own.demands, own.round, own.size, kind.name, around):
@@ -205,18 +205,18 @@ class PartialPlan:
         return others + self._to_come(self.kinds[device], tuple(partition.size for partition in made))
 
     def _to_come(self, kind: DeviceType, sizes: tuple[int, ...]) -> tuple[Neighbour, ...]:
-        openings = _openings(kind.splits, sizes) if len(sizes) < self.most_partitions else ()
-        if not openings:
+        free_sizes = _free_sizes(kind.splits, sizes) if len(sizes) < self.most_partitions else ()
+        if not free_sizes:
             return ()
         batches = (
-            (load.model, self.cache.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
+            (load.model, self.cache.best_batch(load.model, load.slo_ns, free_sizes[-1], kind.name))
             for load in self._reserve
         )
-        return ((openings[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
+        return ((free_sizes[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
 
 
 @lru_cache(maxsize=1 << 12)
-def _openings(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _free_sizes(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Sizes that some split has left when these are in use, ascending."""
     used = Counter(sizes)
     left = [Counter(split) - used for split in splits if used <= Counter(split)]

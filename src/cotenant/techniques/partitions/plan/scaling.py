@@ -54,7 +54,7 @@ def least_devices(
     Where not even the whole inventory is enough, the answer is the planner's for all of it. Raises what the planner
     raises.
     """
-    return _grown(planner, loads, inventory, costs, _bound(loads, inventory, costs), running)
+    return _smallest_fit(planner, loads, inventory, costs, _bound(loads, inventory, costs), running)
 
 
 def rescale(
@@ -71,7 +71,7 @@ def rescale(
     """
     settings = settings or ScalingSettings()
     running = last.plan if isinstance(last.plan, Plan) else None
-    held = _grown(planner, loads, inventory, costs, max(1, last.devices), running)
+    held = _smallest_fit(planner, loads, inventory, costs, max(1, last.devices), running)
     if isinstance(held.plan, Infeasible) or held.devices > last.devices:
         return held
     if held.devices == 1:
@@ -86,7 +86,7 @@ def rescale(
     return Scaled(plan if isinstance(plan, Plan) else fewer.plan, fewer.devices)
 
 
-def _grown(
+def _smallest_fit(
     planner: Planner,
     loads: Sequence[Load],
     inventory: Sequence[DeviceType],

@@ -249,10 +249,10 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
 def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
     """Raise PlanError where the latencies are of another kind of device: cores are no percents of a GPU."""
     if table.kind and table.kind != device.kind:
-        told = {"cpu": "CPU", "gpu": "GPU"}
+        kind_names = {"cpu": "CPU", "gpu": "GPU"}
         raise PlanError(
-            f"device {device.name!r} is a {told[device.kind]} (kind = {device.kind!r}), and its profile is of a "
-            f"{told[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
+            f"device {device.name!r} is a {kind_names[device.kind]} (kind = {device.kind!r}), and its profile is of a "
+            f"{kind_names[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
             f"kind = {table.kind!r}"
         )
 
@@ -280,9 +280,9 @@ def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -
     return replace(device, splits=splits)
 
 
-def _notes(asked: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
-    if len(kind.splits) < len(asked.splits):
-        left = len(asked.splits) - len(kind.splits)
+def _notes(requested: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
+    if len(kind.splits) < len(requested.splits):
+        left = len(requested.splits) - len(kind.splits)
         yield f"device {kind.name!r}: {left} splits left out, as their smaller partitions were not measured"
     known = [latencies[model].sizes for model in models if model in latencies]
     beyond = {size for sizes in known for size in kind.sizes if size > sizes[-1]}

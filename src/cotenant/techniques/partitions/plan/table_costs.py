@@ -67,8 +67,8 @@ class TableCosts(Costs):
             for name, model in models.items():
                 if name not in self._memory:
                     raise InvalidValueError("costs", "memory_bytes", sorted(self._memory), f"memory of model {name!r}")
-                asked = model.sizes if sizes is None else [size for size in sizes[device] if size >= model.sizes[0]]
-                for size in asked:
+                wanted = model.sizes if sizes is None else [size for size in sizes[device] if size >= model.sizes[0]]
+                for size in wanted:
                     largest[name] = min(model.most_rows(size), largest.get(name, model.most_rows(size)))
         self._batches = {name: tuple(range(1, most + 1)) for name, most in largest.items()}
 

@@ -76,7 +76,7 @@ class TrackedRate:
         return self.mean > 1.1 * served_per_s and surplus > 3 * math.sqrt(served_per_s * length_s)
 
     @property
-    def asked_per_s(self) -> float:
+    def demand_per_s(self) -> float:
         """What a plan is asked to serve."""
         return max(self.ewma, self.quantile)
 
@@ -102,9 +102,9 @@ class Tracker:
         }
         return replace(self, rates=made)
 
-    def asked(self) -> dict[str, float]:
+    def demand(self) -> dict[str, float]:
         """Rows a second of each tenant that a plan should serve, before headroom."""
-        return {tenant: rate.asked_per_s for tenant, rate in self.rates.items()}
+        return {tenant: rate.demand_per_s for tenant, rate in self.rates.items()}
 
     def _followed(self, known: TrackedRate | None, rate: float) -> TrackedRate:
         if known is None:
@@ -126,14 +126,14 @@ class RateVerdict(StrEnum):
 
 
 def compare_rates(
-    asked: Mapping[str, float], served: Mapping[str, float], settings: TrackingSettings, calm: int = 0
+    demand: Mapping[str, float], served: Mapping[str, float], settings: TrackingSettings, calm: int = 0
 ) -> tuple[RateVerdict, int]:
     """Compare the rates that are asked for with those that the plan serves, headroom included, in rows a second.
 
     `calm` is what the look before gave: the number of looks in a row that found the plan too large. Gives what to do,
     and the number for the next look.
     """
-    wanted = {tenant: rate * (1 + settings.headroom) for tenant, rate in asked.items()}
+    wanted = {tenant: rate * (1 + settings.headroom) for tenant, rate in demand.items()}
     if any(rate > served.get(tenant, 0.0) * (1 + settings.hysteresis) for tenant, rate in wanted.items()):
         return RateVerdict.GROW, 0
     if any(rate < served.get(tenant, 0.0) * (1 - settings.hysteresis) for tenant, rate in wanted.items()):

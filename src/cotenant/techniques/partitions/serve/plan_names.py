@@ -101,10 +101,10 @@ def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str)
         for each in request.applications
         if each.name in declared
     ]
-    for who, slo_ns, known_ns in planned:
+    for name, slo_ns, known_ns in planned:
         if known_ns is not None and slo_ns != known_ns:
             raise PlanError(
-                f"{where}: plans {who} with an SLO of {slo_ns / NS_PER_MS:g} ms, and its config.toml says "
+                f"{where}: plans {name} with an SLO of {slo_ns / NS_PER_MS:g} ms, and its config.toml says "
                 f"{known_ns / NS_PER_MS:g} ms, which is what a server enforces: plan again, or make them equal"
             )
 

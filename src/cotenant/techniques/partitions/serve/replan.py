@@ -29,8 +29,8 @@ from cotenant.techniques.partitions.plan.follow import (
     PlanFollower,
     Reason,
     RunningPlan,
-    asked_loads,
     compare,
+    demanded_loads,
 )
 from cotenant.techniques.partitions.plan.planners import make_planner
 from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repository
@@ -233,7 +233,7 @@ class Replanner:
         known = {tenant.name for tenant in self._server.driver.read(lambda engine: engine.tenants)}
         declared = [load for load in served.loads if load.tenant in known]
         silent = {load.tenant: 0.0 for load in declared}
-        loads = asked_loads(declared, silent | self._tracker.asked(), settings.floor)
+        loads = demanded_loads(declared, silent | self._tracker.demand(), settings.floor)
         reason, self._held = compare(loads, (served.device,), self._held, settings.tracking)
         if reason is Reason.KEEP or not loads:
             return
@@ -263,8 +263,10 @@ class Replanner:
         is_new = served.plan != self._served.plan
         if is_new:
             began = self._server.clock.now_ns()
-            asked, lanes = self._server.settings.policy, served.lanes
-            self._server.change_policy(make_policy(asked.name, asked.options, lanes.lanes, {"rounds": lanes.rounds}))
+            configured, lanes = self._server.settings.policy, served.lanes
+            self._server.change_policy(
+                make_policy(configured.name, configured.options, lanes.lanes, {"rounds": lanes.rounds})
+            )
             took_s = (self._server.clock.now_ns() - began) / 1e9
             _log.info("plan %d runs after %.2f s (%s)", self._version + 1, took_s, why)
         self._server.divide(served.shares_ns)

@@ -123,10 +123,10 @@ class ColumnGenerator:
         bounds as any price does. Columns of one load are enough for it: several share a round at a weighted mean of
         what each is worth a unit of time.
         """
-        worth = self._best * prices * self.gain  # by size and load
-        free = (worth.max(axis=1) * self._counts).sum(axis=1).max()
+        load_values = self._best * prices * self.gain  # by size and load
+        free = (load_values.max(axis=1) * self._counts).sum(axis=1).max()
         price = free * _MEMORY_SHARES / self.kind.memory_bytes
-        net = worth - price[:, None, None] * self._needs
+        net = load_values - price[:, None, None] * self._needs
         most = np.maximum(net.max(axis=2), 0.0)  # a partition may stay unused
         values = most @ self._counts.T + (price * self.kind.memory_bytes)[:, None]
         at = values.argmin(axis=0)  # by split the price of memory that bounds it best
@@ -135,7 +135,7 @@ class ColumnGenerator:
         chosen = net[at[split]].argmax(axis=1)
         served = np.zeros(len(prices))
         for size, count in enumerate(self._counts[split].tolist()):
-            served[chosen[size]] += count * worth[size, chosen[size]] / prices[chosen[size]]
+            served[chosen[size]] += count * load_values[size, chosen[size]] / prices[chosen[size]]
         return float(bounds[split]), served
 
     def able(self, size: int, number: int) -> tuple[Floats, Floats]:
@@ -261,11 +261,11 @@ class ColumnGenerator:
         if not len(active):
             return None
         time, rows = time[active], self.rows[active]
-        worth = prices[active, None] * np.minimum(wanted[active, None], rate[:, active])
-        worth = np.where(fits[:, active], worth, 0.0)
+        load_values = prices[active, None] * np.minimum(wanted[active, None], rate[:, active])
+        load_values = np.where(fits[:, active], load_values, 0.0)
         count, width, grid = len(active), rows.shape[1], len(duty)
         flat_time = time.reshape(-1)
-        keys = [(worth / time).reshape(grid, -1), worth.reshape(grid, -1)]
+        keys = [(load_values / time).reshape(grid, -1), load_values.reshape(grid, -1)]
         lines = np.arange(grid)
         owner = np.repeat(np.arange(count), width)
         needs = self.memory[active]

@@ -125,7 +125,7 @@ class GroupSteps:
         numbers = tuple(number for number, _ in slots)
         places = [self._place[number][batch] for number, batch in slots]
         best: Arrangement | None = None
-        for steps in self._partings(size, numbers):
+        for steps in self._step_orders(size, numbers):
             took, duty = [0.0] * len(slots), 0.0
             for step in steps:
                 if len(step) == 1:
@@ -144,7 +144,9 @@ class GroupSteps:
                 best = Arrangement(steps, tuple(took), duty)
         return best
 
-    def grown(self, size: int, slots: Sequence[tuple[int, int]], number: int, factors: Sequence[float]) -> Floats:
+    def extended_duties(
+        self, size: int, slots: Sequence[tuple[int, int]], number: int, factors: Sequence[float]
+    ) -> Floats:
         """Duty cycles of a column with a slot more, by batch; infinite where no round holds. `factors` has its, too."""
         numbers = [*slots, (number, 0)]
         picked = [*(np.array([self._place[n][batch]]) for n, batch in slots), np.arange(self._count(number))]
@@ -199,7 +201,7 @@ class GroupSteps:
         """
         count = len(slots)
         numbers = tuple(number for number, _ in slots)
-        for steps in self._partings(size, numbers):
+        for steps in self._step_orders(size, numbers):
             took: list[Floats] = [np.zeros(0)] * count
             for step in steps:
                 ordered = sorted(step, key=lambda at: numbers[at])
@@ -215,13 +217,13 @@ class GroupSteps:
                     took[at] = own.reshape(shape)
             yield steps, took
 
-    def _partings(self, size: int, numbers: tuple[int, ...]) -> list[Steps]:
+    def _step_orders(self, size: int, numbers: tuple[int, ...]) -> list[Steps]:
         """Ways to part slots into steps whose groups are known, every slot alone first."""
         key = size, numbers
         if key not in self._ways:
             self._ways[key] = [
                 steps
-                for steps in _partings(tuple(range(len(numbers))), self.most[size])
+                for steps in _step_orders(tuple(range(len(numbers))), self.most[size])
                 if all(
                     len(step) == 1 or self.times(size, tuple(sorted(numbers[at] for at in step))) is not None
                     for step in steps
@@ -241,7 +243,7 @@ def _thinned(count: int, members: int) -> list[int]:
     return sorted({round(each) - 1 for each in np.geomspace(1, count, most).tolist()})
 
 
-def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
+def _step_orders(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
     """All partitions of some positions into sets of up to `most`, that of single ones first."""
     if not positions:
         yield ()
@@ -250,5 +252,5 @@ def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
     for count in range(most):
         for others in combinations(rest, count):
             left = tuple(at for at in rest if at not in others)
-            for steps in _partings(left, most):
+            for steps in _step_orders(left, most):
                 yield ((first, *others), *steps)

@@ -67,7 +67,7 @@ class Search:
         generators: Mapping[str, ColumnGenerator],
         kinds: Sequence[str],
         rates: Floats,
-        worth: Floats,
+        row_values: Floats,
         budget: SearchBudget,
         *,
         most_slots: int,
@@ -77,7 +77,7 @@ class Search:
         self.generators = generators
         self.kinds = tuple(kinds)
         self.rates = rates
-        self.worth = worth
+        self.row_values = row_values
         self.budget = budget
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ class Search:
         self.configs: list[DeviceConfiguration | None] = [None] * len(kinds)
         is_priced = priced is not None and priced.least > 0  # else worth is a share of a device already
         device = min(generator.kind.price for generator in generators.values()) if is_priced else 1.0
-        self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / worth)
+        self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / row_values)
         self.pools = {} if priced is None else priced.pools
         self.memory = {} if priced is None else priced.memory
 
@@ -105,9 +105,9 @@ class Search:
     def run(self, start: Sequence[DeviceConfiguration | None]) -> bool:
         """Search from a start until all is served; whether it is. The best state found is kept in `configs`."""
         now = list(start)
-        weights = self.worth.copy()
+        weights = self.row_values.copy()
         lost = self.missing(now)
-        best = float(lost @ self.worth)
+        best = float(lost @ self.row_values)
         self.configs = list(now)
         is_first = True
         while best > 0 and self.budget.left > 0:
@@ -115,11 +115,11 @@ class Search:
             if not is_first and self.pools and self.random.random() < _SWAPS:
                 then = self._swapped(now, weights)
             else:
-                turn = empty if is_first and empty else self._turn(len(now))
-                then = [None if number in turn else config for number, config in enumerate(now)]
+                chosen = empty if is_first and empty else self._refilled(len(now))
+                then = [None if number in chosen else config for number, config in enumerate(now)]
                 is_noisy = self.is_restart or not empty
                 spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if is_noisy else 1.0
-                for number in turn:
+                for number in chosen:
                     then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
                     if self.budget.left <= 0:
                         break
@@ -127,16 +127,16 @@ class Search:
             lost_then = self.missing(then)
             if self._cost(lost_then, weights) <= self._cost(lost, weights) * 1.0001:
                 now, lost = then, lost_then
-                total = float(lost @ self.worth)
+                total = float(lost @ self.row_values)
                 if total < best:
-                    if self.pools and total < _CLOSE * float(self.rates @ self.worth):
+                    if self.pools and total < _CLOSE * float(self.rates @ self.row_values):
                         now = self._closed(now, weights)
                         lost = self.missing(now)
-                        total = float(lost @ self.worth)
+                        total = float(lost @ self.row_values)
                     best, self.configs = total, list(now)
             weights = np.where(lost > 0, weights * _GROWTH, weights)
-            if weights.max() > 1e3 * self.worth.max():
-                weights = np.sqrt(weights * self.worth)
+            if weights.max() > 1e3 * self.row_values.max():
+                weights = np.sqrt(weights * self.row_values)
         return best <= 0
 
     def _last(self, wanted: Floats, prices: Floats) -> Floats:
@@ -160,10 +160,10 @@ class Search:
             return then
         self.budget.left -= 1
         count = min(len(places), int(self.random.choice(_COLUMNS)))
-        turn = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
+        chosen = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
         made: dict[int, list[Column | None]] = {}
         wanted = self.rates - self.served(now)
-        for device, index in turn:
+        for device, index in chosen:
             config = now[device]
             assert config is not None
             made.setdefault(device, list(config.columns))[index] = None
@@ -171,7 +171,7 @@ class Search:
                 wanted[number] += batch * NS_PER_S / config.duty_ns[index]
         wanted = np.where(wanted > self.rates * SERVED, wanted, 0.0)
         spread = np.exp(_NOISE * self.random.standard_normal(len(weights)))
-        for device, index in turn:
+        for device, index in chosen:
             old = now[device]
             assert old is not None
             generator, size = self.generators[self.kinds[device]], old.columns[index].size
@@ -239,11 +239,11 @@ class Search:
                 if len(column.slots) < self.most_slots and all(number != other for other, _ in column.slots):
                     first = int(generator.rows[number, 0])
                     slots = tuple(sorted((*column.slots, (number, first))))
-                    grown = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
-                    found.append(self._rebatched(generator, grown, wanted, weights, only=index))
+                    extended = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
+                    found.append(self._rebatched(generator, extended, wanted, weights, only=index))
         return found
 
-    def _turn(self, devices: int) -> list[int]:
+    def _refilled(self, devices: int) -> list[int]:
         """Devices to fill anew, in the order in which that is done."""
         count = min(devices, int(self.random.choice(_DEVICES)))
         return [int(number) for number in self.random.permutation(devices)[:count]]
@@ -253,7 +253,7 @@ class Search:
         self.budget.left -= 1
         generator = self.generators[kind]
         leaves: list[tuple[float, list[Column]]] = []
-        self._grow(generator, generator.tree, [], 0.0, wanted, prices, float(generator.kind.memory_bytes), leaves)
+        self._extend(generator, generator.tree, [], 0.0, wanted, prices, float(generator.kind.memory_bytes), leaves)
         leaves.sort(key=lambda leaf: (-leaf[0], leaf[1]))
         best: tuple[float, DeviceConfiguration] | None = None
         for _, columns in leaves[:_LEAVES]:
@@ -264,7 +264,7 @@ class Search:
             return None
         return best[1]
 
-    def _grow(
+    def _extend(
         self,
         generator: ColumnGenerator,
         nodes: Sequence[SplitTree],
@@ -290,9 +290,9 @@ class Search:
                 if left[number] <= 0:
                     gained += float(last[number])
                 free -= float(generator.memory[number])
-            grown = [*columns, column]
-            leaves.append((gained, grown))
-            self._grow(generator, node.children, grown, gained, left, prices, free, leaves)
+            extended = [*columns, column]
+            leaves.append((gained, extended))
+            self._extend(generator, node.children, extended, gained, left, prices, free, leaves)
 
     def _column(
         self, generator: ColumnGenerator, size: int, wanted: Floats, prices: Floats, free_bytes: float
@@ -314,10 +314,10 @@ class Search:
         column = pool.column(size, line)
         free -= float(lines.memory[line])
         while len(column.slots) < self.most_slots:
-            grown = pool.extended(column, wanted, prices, free, price, last)
-            if grown is column or not generator.groups:  # a third slot is enough where slots run in turn
-                return grown
-            column, free = grown, free - float(generator.memory[grown.slots[-1][0]])
+            extended = pool.extended(column, wanted, prices, free, price, last)
+            if extended is column or not generator.groups:  # a third slot is enough where slots run in turn
+                return extended
+            column, free = extended, free - float(generator.memory[extended.slots[-1][0]])
         return column
 
     def _held(
@@ -389,10 +389,14 @@ class Search:
 
 
 def kept(
-    kinds: Sequence[str], names: Sequence[str], configs: Sequence[DeviceConfiguration], rates: Floats, worth: Floats
+    kinds: Sequence[str],
+    names: Sequence[str],
+    configs: Sequence[DeviceConfiguration],
+    rates: Floats,
+    row_values: Floats,
 ) -> list[DeviceConfiguration | None]:
     """Of these configurations of devices of types `names`, those that serve the most, on devices of types `kinds`."""
-    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(configs[n].served, rates) @ worth))
+    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(configs[n].served, rates) @ row_values))
     start: list[DeviceConfiguration | None] = [None] * len(kinds)
     for number in order:
         for place, name in enumerate(kinds):

@@ -59,15 +59,17 @@ class Bound:
         values, made = {}, []
         for name, generator in self._generators.items():
             kind, price = generator.kind, memory.get(name, 0.0)
-            worth = {}
+            by_size = {}
             for size in kind.sizes:
                 lines = pools[name].lines[size]
                 taken = price * (lines.memory - kind.partition_bytes)
                 reached = float((pools[name].values(size, self._rates, rows) - taken).max(initial=0.0))
                 most, slots = pricing_bound(generator, size, self._rates, rows, price, reached)
                 made.append((name, Column(size, slots)))
-                worth[size] = max(0.0, most - price * kind.partition_bytes)
-            values[name] = max(sum(worth[size] for size in split) for split in kind.splits) + price * kind.memory_bytes
+                by_size[size] = max(0.0, most - price * kind.partition_bytes)
+            values[name] = (
+                max(sum(by_size[size] for size in split) for split in kind.splits) + price * kind.memory_bytes
+            )
         if rows @ self._rates > 0:
             self._proofs.append((float(rows @ self._rates), values))
         return made
@@ -78,17 +80,17 @@ class Bound:
         if min(costs.values()) <= 0:
             return 0.0
         found = self._best({name: 1 / cost for name, cost in costs.items()}, is_sum=False)
-        for worth, values in self._proofs:
+        for total_value, values in self._proofs:
             most = max(values[name] / cost for name, cost in costs.items())
-            found = max(found, worth / most if most > 0 else math.inf)
+            found = max(found, total_value / most if most > 0 else math.inf)
         return found * (1 - _SLACK)
 
     def devices(self) -> float:
         """So many devices at least, whichever they are; infinite where none would do."""
         found = self._best(dict.fromkeys(self._generators, 1.0), is_sum=False)
-        for worth, values in self._proofs:
+        for total_value, values in self._proofs:
             most = max(values.values())
-            found = max(found, worth / most if most > 0 else math.inf)
+            found = max(found, total_value / most if most > 0 else math.inf)
         return math.ceil(found * (1 - _SLACK)) if math.isfinite(found) else found
 
     def least(self, inventory: Sequence[str]) -> float:
@@ -118,8 +120,8 @@ class Bound:
 
     def _is_refuted(self, counts: Mapping[str, int]) -> bool:
         return any(
-            sum(counts.get(name, 0) * value for name, value in values.items()) < worth * (1 - _SLACK)
-            for worth, values in self._proofs
+            sum(counts.get(name, 0) * value for name, value in values.items()) < total_value * (1 - _SLACK)
+            for total_value, values in self._proofs
         )
 
     def _best(self, weights: Mapping[str, float], *, is_sum: bool) -> float:
@@ -167,8 +169,8 @@ class Bound:
             served = np.sum([each for _, each in values], axis=0)
         else:
             total, served = max(values, key=lambda each: each[0])
-        worth = float(prices @ self._rates)
-        return (worth / total if total > 0 else math.inf), served
+        total_value = float(prices @ self._rates)
+        return (total_value / total if total > 0 else math.inf), served
 
     @staticmethod
     def _whole(generator: ColumnGenerator) -> Floats:

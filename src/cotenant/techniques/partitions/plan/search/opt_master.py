@@ -73,18 +73,18 @@ def dual_prices(
         holds[name].SetCoefficient(use, pool.memory_bytes(column) / pool.generator.kind.memory_bytes)
         for number, rate in pool.served(column).items():
             covers[number].SetCoefficient(use, min(1.0, rate / float(rates[number])))
-    for turn in range(_ROUNDS):
-        if turn and solver.Solve() != pywraplp.Solver.OPTIMAL:
+    for iteration in range(_ROUNDS):
+        if iteration and solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
-        rows = np.array([cover.dual_value() for cover in covers]) if turn else np.ones(len(rates))
-        worth = {key: each.dual_value() if turn else 0.0 for key, each in has.items()}
-        bytes_ = {key: each.dual_value() if turn else 0.0 for key, each in holds.items()}
+        rows = np.array([cover.dual_value() for cover in covers]) if iteration else np.ones(len(rates))
+        size_prices = {key: each.dual_value() if iteration else 0.0 for key, each in has.items()}
+        bytes_ = {key: each.dual_value() if iteration else 0.0 for key, each in holds.items()}
         is_done = True
         for name, size, shares, is_in in columns:
             pool = pools[name]
             lines = pool.lines[size]
             memory = lines.memory / pool.generator.kind.memory_bytes
-            gain = (rows[lines.loads] * shares).sum(axis=0) + worth[name, size] + memory * bytes_[name]
+            gain = (rows[lines.loads] * shares).sum(axis=0) + size_prices[name, size] + memory * bytes_[name]
             gain = np.where(is_in, 0.0, gain)
             for line in np.argsort(-gain, kind="stable")[:_ADDED].tolist():
                 if gain[line] <= 1e-7:
@@ -98,7 +98,7 @@ def dual_prices(
                 covers[first].SetCoefficient(use, float(shares[0, line]))
                 if second != first:
                     covers[second].SetCoefficient(use, float(shares[1, line]))
-        if turn and is_done:
+        if iteration and is_done:
             break
     if any(unserved.solution_value() > 1e-6 for unserved in missing):
         return None

@@ -75,7 +75,7 @@ class Pool:
         took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
         busy = generator.duty_ns(column, took)
         if generator.groups:
-            duty = self._grown(column)
+            duty = self._extended_duties(column)
             holds = np.isfinite(duty)
         else:
             slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
@@ -86,13 +86,13 @@ class Pool:
         if not holds.any():
             return column
         rounds = NS_PER_S / duty
-        value = _worth(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
+        value = _value(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
         value -= (memory_price * generator.memory)[:, None]
         before = 0.0
         for number, batch in column.slots:
             own = wanted[number], prices[number], last[number]
-            value += _worth(batch * rounds, *own)
-            before += float(_worth(batch * NS_PER_S / busy, *own))
+            value += _value(batch * rounds, *own)
+            before += float(_value(batch * NS_PER_S / busy, *own))
         value = np.where(holds, value, -np.inf)
         at = int(value.argmax())
         number, place = divmod(at, value.shape[1])
@@ -120,7 +120,7 @@ class Pool:
         found = rebatched(self.generator, column, factors, wanted, prices)
         return None if found is None else found[1]
 
-    def _grown(self, column: Column) -> Floats:
+    def _extended_duties(self, column: Column) -> Floats:
         """Duty cycles of the column with a slot more, by load and batch; infinite where none holds."""
         generator, numbers = self.generator, [number for number, _ in column.slots]
         slowed = self.time[column.size][:, 0] / generator.alone[column.size][:, 0]
@@ -128,7 +128,7 @@ class Pool:
         for number in range(len(generator.loads)):
             if number not in numbers:
                 factors = slowed[[*numbers, number]].tolist()
-                duty[number] = generator.groups.grown(column.size, column.slots, number, factors)
+                duty[number] = generator.groups.extended_duties(column.size, column.slots, number, factors)
         return duty
 
     def column(self, size: int, line: int) -> Column:
@@ -195,7 +195,7 @@ def rebatched(
     rounds = NS_PER_S / duty
     value = np.zeros(duty.shape)
     for number, batch in zip(numbers, batches, strict=True):
-        value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
+        value += _value(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
     value[is_late] = -1.0
     at = int(value.argmax())
     if value.flat[at] < 0:
@@ -205,7 +205,7 @@ def rebatched(
     return float(value.flat[at]), Column(column.size, slots)
 
 
-def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
+def _value(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
     """What rates are worth, where `wanted` is, at a price of a row/s, and `last` where all of that is served."""
     return np.minimum(wanted, rate) * price + last * (rate >= wanted)
 

@@ -23,7 +23,7 @@ _GAIN = 1e-4
 
 
 def priced_columns(
-    generators: Mapping[str, ColumnGenerator], rates: Floats, worth: Floats, *, solver: bool
+    generators: Mapping[str, ColumnGenerator], rates: Floats, row_values: Floats, *, solver: bool
 ) -> PricedColumns | None:
     """Columns beside typical neighbours and their prices, `worth` without the solver; None where there are too many."""
     if not all(is_affordable(generator) for generator in generators.values()):
@@ -31,9 +31,9 @@ def priced_columns(
     pools = {name: Pool(generator, rates) for name, generator in generators.items()}
     prices = _prices(pools, rates) if solver else None
     if prices is None:
-        return PricedColumns(pools, worth, {})
+        return PricedColumns(pools, row_values, {})
     # a load that has no price would never be served, and any is served in the end
-    return PricedColumns(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
+    return PricedColumns(pools, np.maximum(prices.rows, 0.02 * row_values), prices.memory, prices.least)
 
 
 def proven(
@@ -88,10 +88,10 @@ def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: DualPrices) -> li
             most = float(net.max(initial=0.0))
             for line in np.argsort(-net, kind="stable")[:_GROWN].tolist():
                 column, free = pool.column(size, line), kind.memory_bytes - float(lines.memory[line])
-                grown = pool.extended(column, rates, prices.rows, free, price)
-                worth = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(grown).items())
-                if len(grown.slots) > 2 and worth - price * pool.memory_bytes(grown) > most + _GAIN:
-                    found.append((name, grown))
+                extended = pool.extended(column, rates, prices.rows, free, price)
+                row_values = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(extended).items())
+                if len(extended.slots) > 2 and row_values - price * pool.memory_bytes(extended) > most + _GAIN:
+                    found.append((name, extended))
     return found
 
 

@@ -26,7 +26,7 @@ def refusal(
     interference is named only if some model slows another down, memory only if a device cannot hold all models.
     """
     lost = search.missing(search.configs)
-    worst = int((lost * search.worth).argmax())
+    worst = int((lost * search.row_values).argmax())
     load = loads[worst]
     served = load.rate_per_s - float(lost[worst])
     found = f"tenant {load.tenant!r} gets {served:.4g} of {load.rate_per_s:.4g} rows/s of model {load.model!r}"

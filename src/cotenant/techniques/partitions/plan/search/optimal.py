@@ -135,16 +135,16 @@ class Optimal:
     ) -> Found:
         """The same with the bound. Raises what `plan` raises."""
         checked(loads, devices)
-        asked = padded(loads, self.headroom)
-        if not asked:
+        padded_loads = padded(loads, self.headroom)
+        if not padded_loads:
             return Found(Plan((), self.name), 0.0, 0.0, True)
         cache = round_cache_of(costs)
         allowed = [limited(device, self.most_partitions) for device in devices]
-        for load in asked:
+        for load in padded_loads:
             impossible = impossible_alone(PartialPlan(cache, allowed), load)
             if impossible is not None:
                 return Found(impossible, np.inf, np.inf, True)
-        return _Solving(self, asked, allowed, cache, running).solve()
+        return _Solving(self, padded_loads, allowed, cache, running).solve()
 
 
 class _Solving:
@@ -163,7 +163,7 @@ class _Solving:
         self.rates = np.array([load.rate_per_s for load in loads])
         self.generators = {name: ColumnGenerator(cache, loads, kind) for name, kind in self.types.items()}
         self.bound = Bound(self.generators, self.rates)
-        self.worth = self._worth()
+        self.row_values = self._row_values()
         self.priced: PricedColumns | None = None
         self.budget = SearchBudget(max(1, round(how.time_limit_s * CONFIGURATIONS_PER_S)))
 
@@ -181,7 +181,7 @@ class _Solving:
             states.append(small[0])
         best = min(states, key=self.score) if states else None
         if best is None or self.price(best.kinds) > least * (1 + 1e-9):
-            self.priced = priced_columns(self.generators, self.rates, self.worth, solver=self.how.solver)
+            self.priced = priced_columns(self.generators, self.rates, self.row_values, solver=self.how.solver)
             greedy = self._greedy()
             if greedy is not None and (best is None or self.score(greedy) < self.score(best)):
                 best = greedy
@@ -215,7 +215,7 @@ class _Solving:
         cost = self.price(state.kinds)
         return cost if self.running is None else cost + self.how.move_cost * len(moved(self._plan(state), self.running))
 
-    def _worth(self) -> Floats:
+    def _row_values(self) -> Floats:
         shares = [[r * each.kind.whole / z for z, r in each.best.items()] for each in self.generators.values()]
         most = np.max([np.max(each, axis=0) for each in shares], axis=0)
         found: Floats = 1 / most
@@ -275,7 +275,7 @@ class _Solving:
             self.generators,
             kinds,
             self.rates,
-            self.worth if self.priced is None else self.priced.rows,
+            self.row_values if self.priced is None else self.priced.rows,
             self.budget,
             most_slots=self.how.most_slots,
             seed=seed,
@@ -292,9 +292,9 @@ class _Solving:
         while left and (wanted > 0).any():
             options = []
             for name in dict.fromkeys(left):
-                config = search.fill(name, wanted, search.worth)
+                config = search.fill(name, wanted, search.row_values)
                 if config is not None:
-                    value = float(np.minimum(wanted, config.served) @ search.worth)
+                    value = float(np.minimum(wanted, config.served) @ search.row_values)
                     options.append((value / max(self.types[name].price, 1e-9), name, config))
             if not options:
                 return None
@@ -310,14 +310,14 @@ class _Solving:
         best = self._search(self.inventory, self.how.seed)
         lost = np.inf
         part = max(1, self.budget.left // _RESTARTS)
-        for turn in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
-            search = self._search(self.inventory, self.how.seed + turn)
+        for attempt in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
+            search = self._search(self.inventory, self.how.seed + attempt)
             search.budget = SearchBudget(part)
             is_found = search.run([None] * len(self.inventory))
             state = self._accepted(self.inventory, search.configs) if is_found else None
             if state is not None:
                 return state, search
-            left = float(search.missing(search.configs) @ self.worth)
+            left = float(search.missing(search.configs) @ self.row_values)
             if left < lost:
                 best, lost = search, left
         return None, best
@@ -339,23 +339,25 @@ class _Solving:
     def _tried(self, kinds: tuple[str, ...], best: State) -> State | None:
         """A state on these devices: from what the best one has, then from nothing, in turn while the budget lasts."""
         total = self.budget.left
-        spent, turn = 0, 0
+        spent, attempt = 0, 0
         while spent < total:
-            part = SearchBudget(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
-            search = self._search(kinds, self.how.seed + turn)
+            part = SearchBudget(min(total - spent, _SLICE if attempt % 2 == 0 else _FRESH))
+            search = self._search(kinds, self.how.seed + attempt)
             search.budget = part
             start = (
-                kept(kinds, best.kinds, best.configs, self.rates, self.worth) if turn % 2 == 0 else [None] * len(kinds)
+                kept(kinds, best.kinds, best.configs, self.rates, self.row_values)
+                if attempt % 2 == 0
+                else [None] * len(kinds)
             )
-            asked = part.left
+            before = part.left
             is_found = search.run(start)
-            used = max(1, asked - part.left)
+            used = max(1, before - part.left)
             spent += used
             self.budget.left -= used
             state = self._accepted(kinds, search.configs) if is_found else None
             if state is not None:
                 return state
-            turn += 1
+            attempt += 1
         return None
 
     def _small(self) -> tuple[State | None, bool] | None:
@@ -399,7 +401,9 @@ class _Solving:
             name: ColumnGenerator(self.cache, self.loads, kind, interference=interference)
             for name, kind in kinds.items()
         }
-        priced = priced_columns(generators, self.rates, self.worth, solver=False)
+        priced = priced_columns(generators, self.rates, self.row_values, solver=False)
         slots, budget = self.how.most_slots, SearchBudget(_SLICE)
-        search = Search(generators, self.inventory, self.rates, self.worth, budget, most_slots=slots, priced=priced)
+        search = Search(
+            generators, self.inventory, self.rates, self.row_values, budget, most_slots=slots, priced=priced
+        )
         return search.run([None] * len(self.inventory))

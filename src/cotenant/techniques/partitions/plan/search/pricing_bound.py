@@ -64,27 +64,27 @@ def pricing_bound(
     least, cells = reached * (1 + _CLOSE), _CELLS
     best = 0.0
     slots: Slots = ()
-    for turn in range(_FINEST + 1):
+    for refinement in range(_FINEST + 1):
         tables = _knapsack(generator, time, able, low, high, rates, prices, paid, cells)
-        worth = tables[-1][:, -1].copy()
+        values = tables[-1][:, -1].copy()
         found: dict[int, Slots] = {}
-        if turn:
-            for line in np.flatnonzero(worth > max(least, best)).tolist():
+        if refinement:
+            for line in np.flatnonzero(values > max(least, best)).tolist():
                 ends = float(low[line]), float(high[line])
                 own = [table[line] for table in tables]
-                worth[line], found[line] = _searched(
+                values[line], found[line] = _searched(
                     generator, time, able, *ends, rates, prices, paid, own, max(least, best)
                 )
-        open_ = worth > max(least, best)
-        is_last = turn == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
+        open_ = values > max(least, best)
+        is_last = refinement == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
         shut = np.ones_like(open_) if is_last else ~open_
-        if worth[shut].max(initial=0.0) > best:
-            line = int(np.where(shut, worth, -1.0).argmax())
-            best, slots = float(worth[line]), found.get(line, ())
+        if values[shut].max(initial=0.0) > best:
+            line = int(np.where(shut, values, -1.0).argmax())
+            best, slots = float(values[line]), found.get(line, ())
         if shut.all():
             break
         if open_.any():
-            line = int(np.where(open_, worth, -1.0).argmax())
+            line = int(np.where(open_, values, -1.0).argmax())
             slots = found.get(line, slots)
         low, high = low[open_], high[open_]
         middle: Floats = np.sqrt(low * high)
@@ -113,11 +113,11 @@ def _searched(
     options: list[list[tuple[float, float, int]]] = []
     for number in range(len(rates)):
         ns = time[number]
-        worth = prices[number] * np.minimum(rates[number], generator.rows[number] * NS_PER_S / low) - paid[number]
-        fits = able[number] & (ns <= high) & (low + ns <= generator.slo[number]) & (worth > 0)
+        values = prices[number] * np.minimum(rates[number], generator.rows[number] * NS_PER_S / low) - paid[number]
+        fits = able[number] & (ns <= high) & (low + ns <= generator.slo[number]) & (values > 0)
         own: list[tuple[float, float, int]] = []
         each = zip(
-            ns[fits].tolist(), worth[fits].tolist(), generator.rows[number][fits].astype(int).tolist(), strict=True
+            ns[fits].tolist(), values[fits].tolist(), generator.rows[number][fits].astype(int).tolist(), strict=True
         )
         for took, gain, rows in sorted(each):
             if not own or gain > own[-1][1]:
@@ -179,8 +179,8 @@ def _knapsack(
             if batches[at] >= enough:
                 quickest = ns
             fits = (ns <= high) & (low + ns <= generator.slo[number])
-            worth = prices[number] * np.minimum(rates[number], batches[at] * NS_PER_S / low) - paid[number]
-            fits &= worth > 0
+            values = prices[number] * np.minimum(rates[number], batches[at] * NS_PER_S / low) - paid[number]
+            fits &= values > 0
             chosen = lines[fits]
             if not len(chosen):
                 continue
@@ -189,7 +189,7 @@ def _knapsack(
             moved = np.where(before >= 0, np.take_along_axis(table[chosen], np.maximum(before, 0), axis=1), -np.inf)
             if best is table:
                 best = table.copy()
-            best[chosen] = np.maximum(best[chosen], moved + worth[chosen, None])
+            best[chosen] = np.maximum(best[chosen], moved + values[chosen, None])
         table = best
         tables.append(table)
     return tables
