@@ -355,7 +355,7 @@ def test_a_size_without_a_profile_is_named(tmp_path: Path) -> None:
     device = ServerConfig(device=DeviceSection(cores=CORES[:2]))
     profile, _ = profile_repository(root, device, TINY, fresh=True, on_step=quiet)
     one = {name: replace(model, points=model.points[:0]) for name, model in profile.models.items()}
-    with pytest.raises(ConfigError, match="no model is profiled on 1 core"):
+    with pytest.raises(ConfigError, match="no model was profiled on 1 core"):
         measure_coruns(root, device, replace(profile, models=one), [(1, 1)], SHORT, fresh=True, on_step=quiet)
     with pytest.raises(ConfigError, match="two partitions or more"):
         measure_coruns(root, device, profile, [(1,)], SHORT, fresh=True, on_step=quiet)
