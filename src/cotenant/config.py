@@ -6,8 +6,10 @@ server as a whole.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -17,9 +19,10 @@ from msgspec import Meta, Struct
 
 from cotenant.errors import ConfigError
 from cotenant.files import convert, read_toml
-from cotenant.policies.registry import options_of, policy_class, typed_options
+from cotenant.policies.registry import RENAMED_OPTIONS, options_of, policy_class, typed_options
 
 NS_PER_MS = 1_000_000
+_log = logging.getLogger("cotenant.config")
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -284,6 +287,7 @@ def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType
     if isinstance(given, dict):
         name = given.pop("name", PolicySection().name)
         if isinstance(name, str):
+            _warn_of_old_names(given, f"{path}: policy")
             given = typed_options(name, given, f"{path}: policy")
         table["policy"] = {"name": name, "options": given}
     settings = convert(table, ServerConfig, str(path), ConfigError)
@@ -296,6 +300,18 @@ def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType
             chosen[name] = value
         else:
             table.setdefault(section, {})[name] = value
+    _warn_of_old_names(chosen, "command line")
     policy = settings.policy.over(chosen.pop("name", None), chosen, "command line")
     table["policy"] = {"name": policy.name, "options": policy.options}
     return convert(table, ServerConfig, "command line", ConfigError)
+
+
+def _warn_of_old_names(options: Mapping[str, object], where: str) -> None:
+    for old in options.keys() & RENAMED_OPTIONS.keys():
+        _warn_of_old_name(old, where)
+
+
+@cache
+def _warn_of_old_name(old: str, where: str) -> None:
+    """One line in the log for each option and file: files are read more than once."""
+    _log.warning("%s.%s is deprecated and ends with version 0.3: use %r instead", where, old, RENAMED_OPTIONS[old])

@@ -89,7 +89,7 @@ CASES = {
         '[device]\nisolation = "thread"\n\n[policy]\nname = "overlap"\ndrop = "expired"\npreempt = true\n'
         "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\ncautious = true\n"
     ),
-    "an option of another policy": Case('[policy]\nname = "edf"\nlend = false\n', names=("",)),
+    "an option of another policy": Case('[policy]\nname = "edf"\nbackfill = false\n', names=("",)),
     "the command line over the file": Case(
         '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ncautious = true\n',
         ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-cautious"),

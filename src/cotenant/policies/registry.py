@@ -26,6 +26,8 @@ from cotenant.work import Share
 
 _KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
 """Those of the base, and others once they are asked for."""
+RENAMED_OPTIONS = MappingProxyType({"lend": "backfill"})
+"""Options by the name that they had in version 0.1; read until 0.3."""
 
 
 def register(kind: type[Any]) -> None:
@@ -57,10 +59,14 @@ def options_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def typed_options(name: str, options: Mapping[str, object], where: str = "policy") -> dict[str, Any]:
-    """Options as the policy's own types. Raises ConfigError for one that it does not have, or a value out of range."""
+    """Options as the policy's own types, under their current names.
+
+    Raises ConfigError for an option that the policy does not have, or a value out of range.
+    """
     known = options_of(policy_class(name, where))
     made: dict[str, Any] = {}
-    for key, value in options.items():
+    for given, value in options.items():
+        key = given if given in known else RENAMED_OPTIONS.get(given, given)
         if key not in known:
             expected = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"{where}.{key}: policy {name!r} has no such option, expected one of {expected}")

@@ -290,7 +290,7 @@ def following(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Follow
 
 def test_each_partition_serves_its_tenant_on_its_cores(following: Following) -> None:
     following.server.policy = make_policy(  # without loans, so that the place of each is sure
-        "duty_cycle", {"lend": False}, following.server.lanes, {"rounds": following.server.policy.rounds}
+        "duty_cycle", {"backfill": False}, following.server.lanes, {"rounds": following.server.policy.rounds}
     )
     following.server.driver.post(PolicyChanged(following.server.policy))
     for _ in range(5):

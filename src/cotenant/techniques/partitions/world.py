@@ -158,7 +158,7 @@ class _Fleet:
                     most = max(slot.batch, tenants[name].max_batch if name in tenants else 1)
                     tenants[name] = Tenant(name, load.slo_ns, max_batch=most, max_queue=_UNBOUNDED)
                 rounds.append(Round(partition.duty_ns, tuple(slots)))
-        policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), lend=False)
+        policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), backfill=False)
         believed = _Believed(served)
         engine = _RoutedEngine(self._routes, list(tenants.values()), policy, believed, machine)
         staged = {app.name: self._simulated(app) for app in self._applications} if group == self._groups[0] else {}

@@ -58,7 +58,7 @@ class DutyCycle(BasePolicy):
     - `drop`: the load-shedding rule. `hopeless` also sheds the head of a queue that would miss its deadline in the
       planned batch while more rows wait than that batch takes. Smaller batches for such heads would make ever more
       queries late (early drop: Nexus, SOSP'19, section 6.3).
-    - `lend`: backfill also tenants that have their slots in other lanes, not unplanned tenants alone. Lanes without
+    - `backfill`: backfill also tenants that have their slots in other lanes, not unplanned tenants alone. Lanes without
       slots run backfilled work alone, by deadline. A query that fits into the spare time of no lane is dropped whatever
       the rule; the reason says so.
     - `preempt`: unplanned tenants may be preempted at a cut, so that models longer than the spare time can be
@@ -74,7 +74,7 @@ class DutyCycle(BasePolicy):
 
     stretch: Stretch = 1.0
     rounds: tuple[Round, ...] = ()
-    lend: bool = True
+    backfill: bool = True
     slots_of: dict[str, tuple[tuple[int, int], ...]] = field(init=False, repr=False, compare=False)
     """Lane and position of each tenant's slots."""
     complete: tuple[Round, ...] = field(init=False, repr=False, compare=False)
@@ -84,7 +84,7 @@ class DutyCycle(BasePolicy):
     slot_shares: tuple[tuple[Share, ...], ...] = field(init=False, repr=False, compare=False)
     """Share of each slot, by lane: the lane, or the member's part of it."""
     sizes_of: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
-    """Sizes of the shares that each planned tenant may get: of its own slots, and of all lanes with `lend`."""
+    """Sizes of the shares that each planned tenant may get: of its own slots, and of all lanes with `backfill`."""
 
     name: ClassVar[str] = "duty_cycle"
     of_plans: ClassVar[tuple[str, ...]] = ("rounds",)
@@ -105,7 +105,7 @@ class DutyCycle(BasePolicy):
         sizes_of: dict[str, tuple[int, ...]] = {}
         for name, slots in slots_of.items():
             own = [each.size for lane, at in slots for each in (self.lanes[lane], slot_shares[lane][at])]
-            sizes_of[name] = tuple(dict.fromkeys((*(self.sizes if self.lend else ()), *own)))
+            sizes_of[name] = tuple(dict.fromkeys((*(self.sizes if self.backfill else ()), *own)))
         object.__setattr__(self, "complete", complete)
         object.__setattr__(self, "slots_of", slots_of)
         object.__setattr__(self, "steps", tuple(map(steps_of, complete)))
@@ -298,7 +298,7 @@ class _RoundDecision(SlotContext):
         best_key: Key | None = None
         for name, queue in self.snapshot.queues.items():
             slots = self._policy.slots_of.get(name, ())
-            if slots and (not self._policy.lend or any(number == lane for number, _ in slots)):
+            if slots and (not self._policy.backfill or any(number == lane for number, _ in slots)):
                 continue
             at = self._first_fitting(queue, lane, spare)
             if at is not None and (best_key is None or queue.keys[at] < best_key):
