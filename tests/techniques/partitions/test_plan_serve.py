@@ -128,7 +128,7 @@ def test_a_device_of_a_plan_is_found_by_its_number_and_has_its_own_loads(tmp_pat
     served = open_plan(path, 1, Cores((0, 1)))
     assert served.plan == both.plan.devices[1]
     assert [load.tenant for load in served.loads] == ["b", "nowhere"]
-    with pytest.raises(PlanError, match="a plan for 2 devices, and number 2 is asked for"):
+    with pytest.raises(PlanError, match="a plan for 2 devices, and has no device number 2"):
         open_plan(path, 2, Cores((0, 1)))
     with pytest.raises(PlanError, match="there are 1"):
         open_plan(path, 1, Cores((0,)))
@@ -369,7 +369,7 @@ def test_a_file_that_names_a_tenant_without_a_model_is_refused_by_his_name(
     following.path.write_text(plan_text(strange))
     following.follower.reload()
     until(lambda: "the plan stays unchanged" in caplog.text, lambda: following.client.ask("a", x(1)))
-    assert "names tenant 'nobody', who owns no model in" in caplog.text
+    assert "tenant 'nobody' has no model in" in caplog.text
     assert "expected one of a, b" in caplog.text
     assert following.follower.figures().version == 1
     assert following.watch.events(PolicyChanged) == []
@@ -474,7 +474,7 @@ def test_load_above_the_plan_is_one_line_and_stands_in_the_share(
         assert made.follower.figures().share == 1.0
         said = [text for text in caplog.messages if "tenant 'a'" in text]
         assert [text.split(":")[0] for text in said] == [
-            f"tenant 'a' sends {planned * 2:.3g} rows a second, above the {planned:.3g} that the plan serves",
+            f"tenant 'a' sends {planned * 2:.3g} rows/s, more than its planned {planned:.3g} rows/s",
             "tenant 'a' is within its planned rate again",
         ]
     finally:

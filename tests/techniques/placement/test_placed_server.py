@@ -179,7 +179,7 @@ def test_without_a_placement_that_holds_it_says_so(root: Path, caplog: pytest.Lo
     assert f"{path}" in caplog.text
     path.unlink()
     assert not open_version(root, found).gains
-    assert "'cotenant place REPOSITORY fork' seeks one" in caplog.text
+    assert "'cotenant place REPOSITORY fork' searches one" in caplog.text
 
 
 def test_a_worker_follows_what_its_server_found_and_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,7 +216,7 @@ def test_a_piece_that_fails_fails_its_launch_alone_and_leaves_nothing(wide: Plac
         assert all(lane._queue.empty() for lane in placed.loaded.lanes.values())
 
 
-@pytest.mark.parametrize("reason", ["0 cores beside it", "can't start new thread", "cannot be run apart"])
+@pytest.mark.parametrize("reason", ["needs 2 cores, 0 are there", "can't start new thread", "cannot be run apart"])
 def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
     wide: PlacedTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:

@@ -122,7 +122,7 @@ def lay_out(
     """
     devices = file.plan.devices
     if number >= len(devices):
-        raise PlanError(f"{where}: has a plan for {len(devices)} devices, expected device number {number} (from 0)")
+        raise PlanError(f"{where}: has a plan for {len(devices)} devices, and has no device number {number} (from 0)")
     plan = devices[number]
     kind = next((device for device in file.request.devices if device.name == plan.device), None)
     if kind is None:
