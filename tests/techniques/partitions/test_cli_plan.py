@@ -463,7 +463,7 @@ def test_sizes_that_were_not_measured_are_interpolated_or_left_out() -> None:
     between = ProfileCosts(models_of({"one": {2: {1: 12}, 8: {1: 4}}}), {"one": 1}, "digest")
     basis = basis_of({"": between}, (four,), ["one"])
     assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [12, 8]  # 36/5, rounded up
-    assert "size 4 was not measured; its speed is interpolated between the sizes around it" in " ".join(basis.notes)
+    assert "size 4 was not measured; its latency is interpolated between measured sizes" in " ".join(basis.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):
         basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):

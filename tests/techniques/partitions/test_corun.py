@@ -201,7 +201,7 @@ def test_splits_are_read_and_refused() -> None:
     for text in ("", "1,x", "0,1", "1;1", "-1"):
         with pytest.raises(ConfigError, match="like '1,1'"):
             parse_split(text)
-    with pytest.raises(ConfigError, match=f"asks for {len(CORES) + 1} cores"):
+    with pytest.raises(ConfigError, match=f"needs {len(CORES) + 1} cores"):
         partitions_of(SETTINGS.device, [(len(CORES), 1)])
     with pytest.raises(ConfigError, match="two partitions or more"):
         divided(SETTINGS, ["1"], corun=True)

@@ -162,7 +162,7 @@ def plan(
     if not costs.profiles:
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
     if (tenants is None) == (check is None):
-        raise typer.BadParameter("expected either a file of tenants, or --check PLAN", param_hint="TENANTS")
+        raise typer.BadParameter("expected a file of tenants, or --check PLAN", param_hint="TENANTS")
     if planning.poisson and planning.headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
