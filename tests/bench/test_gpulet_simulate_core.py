@@ -70,7 +70,7 @@ def rounds(draw: st.DrawFn) -> tuple[Lane, ...]:
     seed=st.integers(0, 10_000),
     is_dropping=st.booleans(),
     noise=st.sampled_from((0.0, 0.05, 0.3)),
-    lend=st.booleans(),
+    backfill=st.booleans(),
 )
 @example(((("a", 4), ("b", 2)), (("c", 8), ("d", 2))), 1.4, 3, True, 0.0, False)
 @example(((("a", 4), ("b", 2)), (("c", 8), ("d", 2))), 2.5, 4, False, 0.0, False)
@@ -78,9 +78,11 @@ def rounds(draw: st.DrawFn) -> tuple[Lane, ...]:
 @example(((("a", 3), ("b", 4), ("c", 8)),), 0.9, 1, True, 0.05, True)
 @settings(max_examples=40, deadline=None)
 def test_the_core_does_the_same(
-    rounds: tuple[Lane, ...], times: float, seed: int, is_dropping: bool, noise: float, lend: bool
+    rounds: tuple[Lane, ...], times: float, seed: int, is_dropping: bool, noise: float, backfill: bool
 ) -> None:
-    lend = lend and len(rounds) == 1  # the quick simulation knows no guests: lent is where no lane has strangers
+    backfill = (
+        backfill and len(rounds) == 1
+    )  # the quick simulation knows no guests: lent is where no lane has strangers
     names = list(dict.fromkeys(name for slots in rounds for name, _ in slots))
     loads = [Load(name, name, RATES[name] * times, SLOS[name] * MS) for name in names]
     arrived = poisson_arrivals({each.tenant: each.rate_per_s for each in loads}, 3 * S, seed)
@@ -119,7 +121,7 @@ def test_the_core_does_the_same(
         rounds=tuple(
             Round(50 * MS, tuple(Slot(name, batch, RATES[name]) for name, batch in slots)) for slots in rounds
         ),
-        lend=lend,
+        backfill=backfill,
     )
     tenants = [Tenant(name, SLOS[name] * MS, max_batch=MOST, max_queue=1 << 20) for name in names]
     made = play(policy, tenants, predictor, queries, Noisy(predictor, noise_factors(noise, seed)))

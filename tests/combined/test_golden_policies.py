@@ -90,7 +90,7 @@ CASES = {
         "slack_share = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\n"
         "tail_aware = true\n"
     ),
-    "an option of another policy": Case('[policy]\nname = "edf"\nlend = false\n', names=("",)),
+    "an option of another policy": Case('[policy]\nname = "edf"\nbackfill = false\n', names=("",)),
     "the command line over the file": Case(
         '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ntail_aware = true\n',
         ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-tail-aware"),

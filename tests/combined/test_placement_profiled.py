@@ -19,7 +19,7 @@ from cotenant.techniques.placement.plan.overflow import OverflowSearch
 from cotenant.techniques.placement.plan.overview import overview, stages_of
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
 from cotenant.techniques.placement.plan.profiled import graph_of
-from cotenant.techniques.placement.plan.strategies import Sequential, makespan_ns, waits_ns
+from cotenant.techniques.placement.plan.strategies import Sequential, makespan_ns, queueing_delays_ns
 from cotenant.techniques.placement.plan_section import PLACEMENT
 from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
@@ -67,7 +67,7 @@ def test_what_is_said_of_a_placement_is_what_the_evaluator_says(tasks: ModelTask
     assert view.sequential_ns == makespan_ns(problem, plan)
     assert view.latency_ns == makespan_ns(problem, found.plan) <= view.sequential_ns
     assert view.bound_ns <= view.latency_ns
-    assert view.queueing_ns == tuple(waits_ns(problem, plan))
+    assert view.queueing_ns == tuple(queueing_delays_ns(problem, plan))
     assert sum(view.service_ns) == view.sequential_ns  # nothing overlaps
     assert sum(stage.tasks for stage in view.stages) == problem.size
     assert sum(stage.waits_ns for stage in view.stages) == sum(view.queueing_ns)
@@ -161,7 +161,7 @@ def test_a_placement_holds_on_what_it_was_made_from(tasks: ModelTasks, other: Mo
     assert "were not measured" in placement_faults(placement, {})[0]
     changed = msgspec.structs.replace(other, graph="another")
     assert placement_faults(placement, {placement.cores: changed}) == [
-        f"placement of 'net' on {placement.cores} cores: is of the graph graph, and another was measured"
+        f"placement of 'net' on {placement.cores} cores: was made for graph graph, the measured one is another"
     ]
 
 
@@ -176,4 +176,4 @@ def test_faults_of_placements_are_named() -> None:
     assert "readers behind what they read" in placement_faults(backwards, measured)[0]
     problem = problem_of(tasks)
     slow = placed(tasks, TaskPlan((1,) * problem.size, tuple(range(problem.size))))
-    assert "by what was measured, one unit after the other" in placement_faults(slow, measured)[0]
+    assert "is predicted to take" in placement_faults(slow, measured)[0]

@@ -300,7 +300,7 @@ CHANGES: dict[str, Change] = {
         Edf(SHARES),
         [
             *at(160, PolicyChanged(Clockwork(SHARES))),
-            *at(300, PolicyChanged(DutyCycle(SHARES, rounds=ROUNDS, lend=False))),
+            *at(300, PolicyChanged(DutyCycle(SHARES, rounds=ROUNDS, backfill=False))),
             *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, tail_aware=True)), PredictorChanged(SURE)),
         ],
         queries=tight(1.3),
@@ -314,7 +314,7 @@ CHANGES: dict[str, Change] = {
         [
             *at(120, PredictorChanged(FITTED.with_beliefs(TABLES, SLOWER, 1.125))),
             *at(300, PolicyChanged(DutyCycle(TWO_LANES, rounds=ROUNDS))),
-            *at(340, PolicyChanged(DutyCycle(ONE_LANE, rounds=(PAIRED,), lend=False))),
+            *at(340, PolicyChanged(DutyCycle(ONE_LANE, rounds=(PAIRED,), backfill=False))),
         ],
         FITTED,
         workload(1.6),

@@ -213,7 +213,7 @@ def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequenc
         if now_ns > query.deadline_ns + _ROUNDING_NS:
             late[query.tenant] = max(late.get(query.tenant, 0), now_ns - query.deadline_ns)
 
-    policy = DutyCycle(tuple(lanes), DropRule.NONE, rounds=tuple(rounds), lend=False)
+    policy = DutyCycle(tuple(lanes), DropRule.NONE, rounds=tuple(rounds), backfill=False)
     engine = Engine(tenants, policy, TablePredictor(tables), Machine.cpu(range(start)))
     simulate(engine, Beside(factor, alone_ns), ordered, on_respond)
     return [f"{name} is late by {ns} ns" for name, ns in late.items()]

@@ -222,7 +222,7 @@ def follow(
         tracker = tracker.after(_counts(arrivals, at - WINDOW_S, at), WINDOW_S * NS_PER_S)
         if at % PERIOD_S:
             continue
-        asked = tracker.asked()
+        asked = tracker.demand()
         action, calm = compare_rates(asked, planned, TRACKING, calm)
         if action is RateVerdict.KEEP:
             continue

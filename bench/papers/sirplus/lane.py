@@ -24,9 +24,9 @@ from bench._registry import BenchError
 from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import Lane
-from cotenant.techniques.placement.execute.piece_run import PieceRun
-from cotenant.techniques.placement.execute.pieces import PlacedPiece
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.execute.placed_tasks import PlacedTask
+from cotenant.techniques.placement.execute.task_run import TaskRun
 from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 from cotenant.work import Share
 
@@ -116,8 +116,8 @@ def _timed(model: PlacedModel, feeds: Mapping[str, Any], threads: Any) -> float:
     return (time.perf_counter_ns() - began) / 1e3
 
 
-def _piece(core: int, waits: int, *followers: int) -> PlacedPiece:
-    return PlacedPiece(range(core, core + 1), (), (), (), followers, waits)
+def _piece(core: int, waits: int, *followers: int) -> PlacedTask:
+    return PlacedTask(range(core, core + 1), (), (), (), followers, waits)
 
 
 def _asleep(lane: Lane, turns: int) -> list[float]:
@@ -132,7 +132,7 @@ def _asleep(lane: Lane, turns: int) -> list[float]:
 
     found = []
     for _ in range(turns):
-        PieceRun(pieces, {1: lane}, execute).run({})
+        TaskRun(pieces, {1: lane}, execute).run({})
         found.append((stamps[1] - stamps[0]) / 1e3)
     return found
 
@@ -149,7 +149,7 @@ def _queued(lane: Lane, turns: int) -> list[float]:
 
     found = []
     for _ in range(turns):
-        PieceRun(pieces, {1: lane}, execute).run({})
+        TaskRun(pieces, {1: lane}, execute).run({})
         found.append((stamps[2] - stamps[1]) / 1e3)
     return found
 

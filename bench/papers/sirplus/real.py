@@ -165,7 +165,7 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
             model = PlacedModel(SegmentedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name))
             others.append(model)
             model.place(placement)
-            pieces[way] = len(model.pieces(share.size))
+            pieces[way] = len(model.tasks(share.size))
             ways[way] = by(model)
         for way, session in sessions.items():
             ways[way] = _free(session, feeds, share.cores)

@@ -30,7 +30,7 @@ from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from cotenant.techniques.placement.plan import plan_loop
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal, noisy, usual_plans
-from cotenant.techniques.placement.plan.strategies import Sequential, sequential_ns, waits_ns
+from cotenant.techniques.placement.plan.strategies import Sequential, queueing_delays_ns, sequential_ns
 from cotenant.techniques.placement.plan.task_graph import TransferMode
 
 NAME = "sirplus-strategies"
@@ -130,7 +130,7 @@ def _row(
     assert line is not None
     took = total_ns or line.makespan_ns
     period = total_ns or line.period_ns
-    waits = waits_ns(problem, plan)
+    waits = queueing_delays_ns(problem, plan)
     gpu = [i for i, d in enumerate(plan.place) if d == 0]
     row = common | {
         "strategy": name,

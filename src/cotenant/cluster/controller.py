@@ -28,7 +28,7 @@ from cotenant.cluster.node_plans import (
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, NodePlan, NodeReport
 from cotenant.errors import CotenantError
-from cotenant.techniques.partitions.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
+from cotenant.techniques.partitions.plan.follow import PlanFollower, Reason, RunningPlan, Step, demanded_loads
 from cotenant.techniques.partitions.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
@@ -247,7 +247,7 @@ class Controller:
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
             held, lost = self._state.held, self._state.lost
-            loads = asked_loads(work.loads, self._monitor.asked(), settings.floor)
+            loads = demanded_loads(work.loads, self._monitor.asked(), settings.floor)
         inventory = [work.kinds[node.device] for node in nodes]
         step = PlanFollower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
         if step.held is not None and step.reason is Reason.KEEP:

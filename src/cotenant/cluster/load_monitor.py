@@ -43,7 +43,7 @@ class LoadMonitor:
 
     def asked(self) -> dict[str, float]:
         """Rows a second of each tenant that a plan should serve; nothing before the first window has ended."""
-        return self._tracker.asked()
+        return self._tracker.demand()
 
     def observe(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
         """Take what gateway and nodes have counted so far."""

@@ -76,7 +76,7 @@ def _tenant(load: Load, served: float, table: RoutingTable, monitor: LoadMonitor
         "model": load.model,
         "slo_ms": load.slo_ns / 1e6,
         "declared_rate": load.rate_per_s,
-        "tracked_rate": rate.asked_per_s if rate else None,
+        "tracked_rate": rate.demand_per_s if rate else None,
         "planned_rate": served,
         "nodes": [node for route in table.routes if route.tenant == load.tenant for node, _ in route.shares],
         "attainment": monitor.attainment.get(load.tenant),

@@ -26,7 +26,7 @@ from cotenant.work import Share
 
 _KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
 """Policies of the base, and others once they were loaded."""
-RENAMED_OPTIONS = MappingProxyType({"cautious": "tail_aware", "stretch": "slack_share"})
+RENAMED_OPTIONS = MappingProxyType({"cautious": "tail_aware", "stretch": "slack_share", "lend": "backfill"})
 """Options by the name that they had in version 0.1; read until 0.3."""
 
 

@@ -90,7 +90,7 @@ def test_a_plan_that_is_written_holds(run: Run, folder: Path) -> None:
     out = folder / "plan.toml"
     status, text, err = run("plan", folder / "tenants.toml", "--profiles", folder / "gpu.json", "-o", out, "--quick")
     assert (status, err) == (0, "")
-    assert "It fits on 1 of 2 devices" in text
+    assert "The tenants fit on 1 of 2 devices" in text
     assert "Checked: the plan passed" in text
     file = read_plan(out)
     tables = read_profile_costs(folder / "gpu.json")
@@ -121,8 +121,8 @@ def test_what_does_not_fit_says_what_breaks_and_what_mends_it(run: Run, folder: 
     status, text, _ = run("plan", folder / "tenants.toml", *arguments)
     assert status == 1
     assert not out.exists()
-    assert "It does not fit on 2 devices" in text
-    assert "'heavy' breaks: devices" in text
+    assert "The tenants do not fit on 2 devices" in text
+    assert "Tenant 'heavy' breaks first: devices" in text
     assert re.search(r"- \d more 'gpu'", text)
     status, text, _ = run("plan", folder / "tenants.toml", *arguments, "--json")
     answer = json.loads(text)
@@ -249,7 +249,7 @@ def test_a_plan_is_checked_against_a_profile(run: Run, folder: Path) -> None:
     run("plan", folder / "tenants.toml", "--profiles", profile, "-o", out, "--quick")
     status, text, _ = run("plan", "--check", out, "--profiles", profile)
     assert status == 0
-    assert "It holds on 1 of 2 devices" in text
+    assert "The plan holds on 1 of 2 devices" in text
     assert "another profile" not in text
     slower = latencies(GPU.sizes, GPU.whole)
     slower["small"] = {size: {rows: 40 * ns for rows, ns in each.items()} for size, each in slower["small"].items()}
@@ -321,7 +321,7 @@ def test_an_application_is_planned_by_its_stages_and_judged_as_a_whole(run: Run,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--devices", "gpu=x"), "'x' is no number of devices"),
+        (("--devices", "gpu=x"), "'x' is not a number of devices"),
         (("--devices", "tpu=1"), "device 'tpu' is not in the file, which has gpu"),
         (
             ("--planner", "best"),
@@ -346,7 +346,7 @@ def test_a_profile_is_needed_and_a_file_of_tenants(run: Run, folder: Path) -> No
     status, _, err = run("plan", "--profiles", folder / "gpu.json")
     assert (status, "--check PLAN" in err) == (2, True)
     status, _, err = run("plan", "--check", folder / "p.toml", "--profiles", folder / "gpu.json", "--devices", 2)
-    assert (status, "has its devices and headroom in its file" in " ".join(err.replace("│", " ").split())) == (2, True)
+    assert (status, "has its own devices and headroom" in " ".join(err.replace("│", " ").split())) == (2, True)
     status, _, err = run("plan", folder / "tenants.toml", "--profiles", folder)
     assert (status, "make it with 'cotenant profile'" in err) == (2, True)
 
@@ -403,7 +403,7 @@ def test_without_the_solver_it_says_so_and_plans(run: Run, folder: Path, monkeyp
     monkeypatch.setattr("cotenant.techniques.partitions.cli.plan.find_spec", lambda name: None)
     status, text, err = run("plan", folder / "tenants.toml", "--profiles", folder / "gpu.json", "--quick")
     assert status == 0
-    assert "It fits on 1 of 2 devices" in text
+    assert "The tenants fit on 1 of 2 devices" in text
     assert "pip install 'cotenant[solver]'" in err
 
 
@@ -458,12 +458,12 @@ def test_sizes_that_were_not_measured_are_interpolated_or_left_out() -> None:
     basis = basis_of({"": tables}, (two, four), ["one"])
     assert [device.splits for device in basis.devices] == [((2,),), ((4,), (2, 2))]
     assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
-    assert "size 4 was not measured; believed as slow as the largest size that was" in " ".join(basis.notes)
+    assert "size 4 was not measured; it is assumed to be as slow as the largest measured size" in " ".join(basis.notes)
     assert "left out" in " ".join(basis.notes)
     between = ProfileCosts(models_of({"one": {2: {1: 12}, 8: {1: 4}}}), {"one": 1}, "digest")
     basis = basis_of({"": between}, (four,), ["one"])
     assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [12, 8]  # 36/5, rounded up
-    assert "size 4 was not measured; its speed is interpolated between the sizes around it" in " ".join(basis.notes)
+    assert "size 4 was not measured; its latency is interpolated between measured sizes" in " ".join(basis.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):
         basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):
@@ -529,7 +529,7 @@ def test_the_example_of_the_quick_start_fits(tmp_path: Path, run: Run) -> None:
     arguments = (EXAMPLES / "tenants.toml", "--profiles", root, "--quick", "-o", out)
     status, text, err = run("plan", *arguments)
     assert status == 0, text + err
-    assert "It fits on 2 of 2 devices" in text
+    assert "The tenants fit on 2 of 2 devices" in text
     assert [each.slo_ns // MS for each in read_plan(out).request.loads] == [slo for _, slo in QUICK_START.values()]
     assert run("plan", "--check", out, "--profiles", root)[0] == 0
 

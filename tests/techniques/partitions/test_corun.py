@@ -201,7 +201,7 @@ def test_splits_are_read_and_refused() -> None:
     for text in ("", "1,x", "0,1", "1;1", "-1"):
         with pytest.raises(ConfigError, match="like '1,1'"):
             parse_split(text)
-    with pytest.raises(ConfigError, match=f"asks for {len(CORES) + 1} cores"):
+    with pytest.raises(ConfigError, match=f"needs {len(CORES) + 1} cores"):
         partitions_of(SETTINGS.device, [(len(CORES), 1)])
     with pytest.raises(ConfigError, match="two partitions or more"):
         divided(SETTINGS, ["1"], corun=True)
@@ -355,7 +355,7 @@ def test_a_size_without_a_profile_is_named(tmp_path: Path) -> None:
     device = ServerConfig(device=DeviceSection(cores=CORES[:2]))
     profile, _ = profile_repository(root, device, TINY, fresh=True, on_step=quiet)
     one = {name: replace(model, points=model.points[:0]) for name, model in profile.models.items()}
-    with pytest.raises(ConfigError, match="no model is profiled on 1 core"):
+    with pytest.raises(ConfigError, match="no model was profiled on 1 core"):
         measure_coruns(root, device, replace(profile, models=one), [(1, 1)], SHORT, fresh=True, on_step=quiet)
     with pytest.raises(ConfigError, match="two partitions or more"):
         measure_coruns(root, device, profile, [(1,)], SHORT, fresh=True, on_step=quiet)

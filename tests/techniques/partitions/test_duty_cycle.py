@@ -124,7 +124,7 @@ def test_a_guest_takes_no_longer_than_the_lanes_tightest_slo_leaves() -> None:
     tight = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 3)),)), tenants, costs, queries)
     assert told(tight) == [("d", 1)]
     assert [tight.outcomes[number] for number in (0, 1)] == [Outcome.DROPPED] * 2
-    expected = "tenant 'c' is not in the plan, whose rounds leave 28.0 ms to others, too short for it"
+    expected = "tenant 'c' is not in the plan: the rounds leave 28.0 ms for backfill, too short for this query"
     assert tight.reasons[0] == expected
     half = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 2)),), slack_share=0.5), tenants, costs, queries)
     assert told(half) == [("d", 1)]
@@ -152,10 +152,10 @@ def test_with_preempt_a_long_guest_comes_in_segments_and_a_slot_goes_between() -
 def test_lanes_lend_their_spare_time_to_slots_of_other_lanes_unless_told_otherwise() -> None:
     rounds = (slots(("a", 1)), slots(("b", 1)))
     tenants = [tenant("a"), tenant("b")]
-    for lend, lanes in ((True, list(TWO_LANES)), (False, [TWO_LANES[0]] * 2)):
-        made = play(DutyCycle(TWO_LANES, rounds=rounds, lend=lend), tenants, AB, coming(("a", 0), ("a", 0)))
+    for backfill, lanes in ((True, list(TWO_LANES)), (False, [TWO_LANES[0]] * 2)):
+        made = play(DutyCycle(TWO_LANES, rounds=rounds, backfill=backfill), tenants, AB, coming(("a", 0), ("a", 0)))
         assert [launch.share for _, launch in made.launches] == lanes
-        many = play(DutyCycle(TWO_LANES, rounds=rounds, lend=lend), tenants, AB, coming(*[("a", 0)] * 9))
+        many = play(DutyCycle(TWO_LANES, rounds=rounds, backfill=backfill), tenants, AB, coming(*[("a", 0)] * 9))
         assert {launch.work.items for _, launch in many.launches} == {1}  # batches are those of the plan everywhere
 
 
@@ -242,8 +242,8 @@ def test_simulator_and_server_run_a_plan_alike(drop: DropRule, preempt: bool) ->
         Round(60 * MS, (Slot("batchy", 3, 60.0), Slot("urgent", 1, 20.0))),
         Round(50 * MS, (Slot("batchy", 2, 30.0),)),
     )
-    for lend in (False, True):
-        policy = DutyCycle(TWO_LANES, drop, preempt, 0.5, rounds, lend)
+    for backfill in (False, True):
+        policy = DutyCycle(TWO_LANES, drop, preempt, 0.5, rounds, backfill)
         for number, world in enumerate(({}, {"noise": 0.3, "seed": 5}, {"failure_rate": 0.1, "seed": 6})):
             queries = workload(seed=number, gap_ns=8 * MS)
             lines, outcomes = simulated(policy, queries, **world)

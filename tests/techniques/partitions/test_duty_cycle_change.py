@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from cotenant import trace
+from cotenant.config import load_server_config
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, PolicyChanged, QueryArrived, TenantResumed, TenantSuspended
 from cotenant.core.snapshot import DropRule, Policy
@@ -44,10 +45,10 @@ ROUNDS = (
 GROUPED = Round(90, (Slot("quick", 2, 10.0, 1, 1), Slot("wide", 2, 5.0, 1, 1), Slot("quick", 1, 2.0)))
 CHOICES: tuple[Policy, ...] = (
     DutyCycle(ONE_LANE, rounds=(GROUPED,)),
-    DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(GROUPED,), lend=False),
+    DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(GROUPED,), backfill=False),
     DutyCycle(TWO_LANES, rounds=ROUNDS),
     DutyCycle(TWO_LANES, DropRule.EXPIRED, rounds=ROUNDS[::-1], preempt=True),
-    DutyCycle(ONE_LANE, DropRule.NONE, rounds=ROUNDS[:1], lend=False),
+    DutyCycle(ONE_LANE, DropRule.NONE, rounds=ROUNDS[:1], backfill=False),
     DutyCycle((Share((1,)),), rounds=ROUNDS[1:]),
     DutyCycle(TWO_LANES, DropRule.NONE),
     Edf(ONE_LANE, slack_share=0.0),
@@ -250,12 +251,27 @@ def test_a_trace_with_a_change_replays_and_explains_itself(tmp_path: Path) -> No
         trace.decode_event(change.kind, change.event)
 
 
+def test_the_former_name_of_the_option_backfill_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cotenant.toml"
+    path.write_text("[policy]\nname = 'duty_cycle'\nlend = false\n", encoding="utf-8")
+    for _ in range(2):
+        assert load_server_config(path).policy.options == {"backfill": False}
+    text = f"{path}: policy.lend is deprecated and ends with version 0.3: use 'backfill' instead"
+    assert caplog.messages.count(text) == 1
+    policy = configured("duty_cycle", {"backfill": False}, TWO_LANES, {"rounds": ROUNDS})
+    old = trace.encode(0, PolicyChanged(policy), []).replace(b'"backfill":', b'"lend":')
+    record = msgspec.json.decode(old)
+    back = trace.decode_event(record[1], record[2], make_policy=rebuild_policy)
+    assert isinstance(back, PolicyChanged)
+    assert back.policy == policy
+
+
 def test_a_plans_policy_comes_back_from_its_options() -> None:
     policy = configured(
-        "duty_cycle", {"preempt": True, "lend": False, "slack_share": 0.5}, TWO_LANES, {"rounds": ROUNDS}
+        "duty_cycle", {"preempt": True, "backfill": False, "slack_share": 0.5}, TWO_LANES, {"rounds": ROUNDS}
     )
     assert isinstance(policy, DutyCycle)
-    assert (policy.rounds, policy.lend, policy.preempt, policy.slack_share) == (ROUNDS, False, True, 0.5)
+    assert (policy.rounds, policy.backfill, policy.preempt, policy.slack_share) == (ROUNDS, False, True, 0.5)
     line = trace.encode(0, PolicyChanged(policy), [])
     assert b'"policy":"duty_cycle"' in line
     record = msgspec.json.decode(line)

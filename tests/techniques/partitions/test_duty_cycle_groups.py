@@ -143,7 +143,7 @@ def test_who_is_alone_keeps_to_his_part_where_more_cores_are_slower() -> None:
 def test_partitions_have_groups_of_their_own_at_one_instant() -> None:
     wide = Share((0, 1)), Share((2, 3))
     rounds = (Round(100 * MS, together(("a", 2), ("b", 2))), Round(100 * MS, (Slot("c", 4, 1.0),)))
-    policy = DutyCycle(wide, rounds=rounds, lend=False)
+    policy = DutyCycle(wide, rounds=rounds, backfill=False)
     assert set(policy.spec.shares) == {*wide, FIRST, SECOND}
     assert policy.spec.groups is policy
     core = Engine(ABC, policy, AB, Machine.cpu((0, 1, 2, 3)))
@@ -204,7 +204,7 @@ def test_guests_count_on_the_groups_of_a_round() -> None:
     tenants = [tenant("a", slo_ms=30), tenant("b", slo_ms=40), tenant("short"), tenant("long")]
     made = run(policy, tenants, believed, coming(("short", 0), ("long", 0)))
     assert told(made) == [[("short", 1, (0, 1))]]  # 30 ms less the 18 of the group; 12 and 13.5 ms on two cores
-    assert "rounds leave 12.0 ms to others" in made.reasons[1]
+    assert "rounds leave 12.0 ms for backfill" in made.reasons[1]
 
 
 def test_a_batch_that_was_stopped_by_another_policy_goes_on_alone_before_its_group() -> None:
@@ -381,10 +381,10 @@ def test_all_of_a_group_are_in_time_and_nobody_else_could_have_joined(
 
 
 @pytest.mark.parametrize("drop", list(DropRule))
-@pytest.mark.parametrize("lend", [False, True])
-def test_simulator_and_server_run_groups_alike(drop: DropRule, lend: bool) -> None:
+@pytest.mark.parametrize("backfill", [False, True])
+def test_simulator_and_server_run_groups_alike(drop: DropRule, backfill: bool) -> None:
     slots = (Slot("batchy", 3, 60.0, 1, 1), Slot("urgent", 1, 20.0, 1, 1), Slot("batchy", 2, 30.0))
-    policy = DutyCycle(ONE_LANE, drop, rounds=(Round(60 * MS, slots),), lend=lend)
+    policy = DutyCycle(ONE_LANE, drop, rounds=(Round(60 * MS, slots),), backfill=backfill)
     for number, world in enumerate(({}, {"noise": 0.3, "seed": 5}, {"failure_rate": 0.1, "seed": 6})):
         queries = workload(seed=number, gap_ns=8 * MS)
         lines, outcomes = simulated(policy, queries, **world)

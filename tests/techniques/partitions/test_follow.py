@@ -8,8 +8,8 @@ from cotenant.techniques.partitions.plan.follow import (
     PlanFollower,
     Reason,
     RunningPlan,
-    asked_loads,
     compare,
+    demanded_loads,
 )
 from cotenant.techniques.partitions.plan.scaling import ScalingSettings
 from cotenant.techniques.partitions.plan.tracking import TrackingSettings
@@ -110,5 +110,5 @@ def test_without_nodes_there_is_no_plan() -> None:
 
 
 def test_tracked_rates_stand_in_for_declared_ones_above_a_floor() -> None:
-    asked = asked_loads(loads(a=100.0, b=100.0, c=100.0), {"a": 150.0, "b": 1.0}, floor=0.2)
+    asked = demanded_loads(loads(a=100.0, b=100.0, c=100.0), {"a": 150.0, "b": 1.0}, floor=0.2)
     assert [load.rate_per_s for load in asked] == [150.0, 20.0, 100.0]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotenant.techniques.partitions.plan.assess import assess, turn_notes
+from cotenant.techniques.partitions.plan.assess import assess, sequential_slot_notes
 from cotenant.techniques.partitions.plan.check import GROUP, ROUND, SLO, check_plan
 from cotenant.techniques.partitions.plan.scaling import least_devices
 from cotenant.techniques.partitions.plan.search.opt_exact import has_solver
@@ -243,11 +243,11 @@ def test_it_is_told_why_slots_run_in_turn() -> None:
     """Of a and b a group was measured, of c none."""
     three = one(60, *(Slot(name, 2, 20.0) for name in "abc"))
     place = "groups: device 0 partition 0 has"
-    (note,) = turn_notes(three, loads_of(100, three), COSTS)
+    (note,) = sequential_slot_notes(three, loads_of(100, three), COSTS)
     assert note == f"{place} 3 slots in turn: the best pair of them, 'a' with 'b' takes 18.7 ms, in turn 28 ms"
     far = one(60, Slot("a", 2, 20.0), Slot("c", 2, 20.0))
-    (note,) = turn_notes(far, loads_of(100, far), COSTS)
+    (note,) = sequential_slot_notes(far, loads_of(100, far), COSTS)
     assert note == f"{place} 2 slots in turn: no measured group is near any two of them"
-    assert turn_notes(three, loads_of(100, three), WithoutGroups(COSTS)) == ()
+    assert sequential_slot_notes(three, loads_of(100, three), WithoutGroups(COSTS)) == ()
     both = one(60, *TOGETHER, Slot("c", 2, 20.0))
-    assert turn_notes(both, loads_of(100, both), COSTS) == ()
+    assert sequential_slot_notes(both, loads_of(100, both), COSTS) == ()

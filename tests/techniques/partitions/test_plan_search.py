@@ -79,7 +79,7 @@ def test_little_is_missing_of_what_fills_all_devices(
     for seed in range(12):
         search = search_of(tight(seed, share, devices), devices, effort, is_guided=is_guided)
         is_served = search.run([None] * devices)
-        lost = float(search.missing(search.configs) @ search.worth)
+        lost = float(search.missing(search.configs) @ search.row_values)
         assert is_served == (lost == 0)
         assert is_served or search.budget.left <= 0
         missing.append(lost / devices)
@@ -119,7 +119,7 @@ def test_a_device_is_filled_nearly_as_well_as_can_be(kind: object, is_guided: bo
 def test_moves_keep_what_holds(seed: int, chance: int) -> None:
     """Single columns chosen anew leave other devices alone; better batches never serve less."""
     search = search_of(tight(seed, 0.95, 3), 3, 1000, seed=chance)
-    generator, weights = search.generators["gpu"], search.worth
+    generator, weights = search.generators["gpu"], search.row_values
     now: list[DeviceConfiguration | None] = []
     for _ in range(3):
         now.append(search.fill("gpu", search.missing(now), weights))
@@ -149,11 +149,11 @@ def test_batches_are_bettered_and_loads_added_while_that_helps(seed: int) -> Non
     generator, rates = search.generators["gpu"], search.rates
     start = generator.config((Column(100, ((0, 1),)),))
     assert start
-    (end,) = search._closed([start], search.worth)
+    (end,) = search._closed([start], search.row_values)
     assert end
 
     def lost(config: DeviceConfiguration) -> float:
-        return float(np.maximum(rates - config.served, 0.0) @ search.worth)
+        return float(np.maximum(rates - config.served, 0.0) @ search.row_values)
 
     def lost_by(slots: tuple[tuple[int, int], ...]) -> float:
         """Of a column that is well within its SLOs: the last nanoseconds are left alone."""
@@ -180,7 +180,7 @@ def test_batches_are_bettered_and_loads_added_while_that_helps(seed: int) -> Non
 @settings(max_examples=25)
 def test_executions_are_worked_out_where_they_are_not_known(seed: int, prices: list[float]) -> None:
     search = search_of(tight(seed, 0.9, 3), 3, 10)
-    generator, worth = search.generators["gpu"], search.worth * prices[: len(search.worth)]
+    generator, worth = search.generators["gpu"], search.row_values * prices[: len(search.row_values)]
     config = search.fill("gpu", search.rates, worth)
     assert config
     made = search._rebatched(generator, config.columns, search.rates, worth, config.execution_ns)

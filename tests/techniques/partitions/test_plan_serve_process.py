@@ -227,7 +227,5 @@ def test_a_plan_of_a_tenant_without_a_model_is_refused_by_his_name(root: Path, t
     places = [str(root)] if command == "serve" else [str(workload), str(root)]
     done = cotenant(command, *places, "--plan", str(path), "--cores", "0,1")
     assert done.returncode == 2
-    assert f"{path}: names tenant 'nobody', who owns no model in {root}, expected one of a, b" in " ".join(
-        done.stderr.split()
-    )
+    assert f"{path}: tenant 'nobody' has no model in {root}, expected one of a, b" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -31,7 +31,7 @@ def test_the_first_window_is_believed_and_later_ones_move_the_average() -> None:
         rate = tracker.rates["a"]
         seen.append((rate.ewma, rate.quantile))
     assert seen == [(10, 10), (15, 20), (7.5, 20), (3.75, 20), (1.875, 0)]
-    assert tracker.asked() == {"a": 1.875}
+    assert tracker.demand() == {"a": 1.875}
 
 
 def test_windows_of_any_length_give_rates_a_second_and_silence_counts() -> None:

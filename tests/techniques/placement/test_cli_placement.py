@@ -14,7 +14,7 @@ from commands import Run
 from cotenant.measure.solo import Effort
 from cotenant.plan_file import TENANTS, read_sections
 from cotenant.repository import graphs_path, placement_path, tasks_path
-from cotenant.techniques.placement.cli import Aim, PlacementAsked, measured_ratio
+from cotenant.techniques.placement.cli import Aim, PlacementRequest, measured_ratio
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.placed import check_path
 from cotenant.techniques.placement.measure.tasks import measure_tasks
@@ -72,8 +72,8 @@ def unchecked(monkeypatch: pytest.MonkeyPatch, tasks: ModelTasks, ratio: float =
 def test_a_model_is_measured_once_and_shown(root: Path, run: Run) -> None:
     status, out, err = run("place", root, "net", "--lanes", "all", *BUDGET)
     assert status == 0, err
-    assert "One after the other: " in out
-    assert "ms placed" in out or "nothing is" in out
+    assert "Sequential: " in out
+    assert "ms placed" in out or "no placement" in out
     assert "No launch of this server" not in out
     before = tasks_path(root).read_bytes()
     status, out, _ = run("place", root, "net", *BUDGET, "--json")
@@ -96,9 +96,9 @@ def test_what_gains_is_kept_checked_and_taken_back(
     status, out, err = run("place", root, "net", *BUDGET, "--out", plan, "--svg", svg)
     assert status == 0, err
     assert f"Written: {plan}" in out
-    assert "it takes 0.60 of the time of a run of the whole on 2 cores." in out
+    assert "the placement takes 0.60 of the time of a sequential run on 2 cores." in out
     assert "set placement = 'auto' under [model] in net/config.toml" in out
-    assert "No launch of this server gets more than one core" in out
+    assert "Launches of this server get one core each" in out
     placement = load_placement(kept)
     assert read_sections(plan) == {PLACEMENT: (placement,)}
     assert placement.latency_ns < 0.7 * placement.sequential_ns
@@ -110,8 +110,8 @@ def test_what_gains_is_kept_checked_and_taken_back(
     unchecked(monkeypatch, tasks, 1.2)
     write_model(root, "net", config() + 'placement = "auto"\n', {1: residual_cnn})
     status, out, _ = run("place", root, "net", *BUDGET, "--lanes", "all")
-    assert "it takes 1.20 of the time" in out
-    assert "it is not 3 % quicker, and not kept for serving" in out
+    assert "the placement takes 1.20 of the time" in out
+    assert "it gains less than 3 %, so it is not kept for serving" in out
     assert not kept.exists()
     unchecked(monkeypatch, tasks, 0.98)  # within what equal ways differ by
     assert run("place", root, "net", *BUDGET, "--lanes", "all")[0] == 0
@@ -129,7 +129,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     unchecked(monkeypatch, known(linear_tasks()))
     status, out, _ = run("place", root, "net", *BUDGET)
     assert status == 0
-    assert "nothing is to be gained" in out
+    assert "no placement can gain 3 %" in out
     assert not kept.exists()
 
 
@@ -137,11 +137,11 @@ def test_what_was_placed_is_measured_anew_each_time(root: Path, tmp_path: Path) 
     tasks = measure_tasks(root, "net", Share((0, 1)), measuring.TASK_EFFORT, on_step=lambda *_: None)[1]
     problem = PlacementProblem(graph_of(tasks), PLAIN)
     placement = placement_of("net", tasks.graph, problem, Heft().place(problem), 1, 1)
-    asked = PlacementAsked(root, "net", Aim.latency, None)
-    assert measured_ratio(asked, placement, Share((0, 1))) > 0
+    request = PlacementRequest(root, "net", Aim.latency, None)
+    assert measured_ratio(request, placement, Share((0, 1))) > 0
     path = check_path(graphs_path(root), placement)
     path.write_text("not read")
-    ratio = measured_ratio(asked, placement, Share((0, 1)))
+    ratio = measured_ratio(request, placement, Share((0, 1)))
     assert json.loads(path.read_text())["ratio"] == pytest.approx(ratio, abs=1e-4)
 
 
@@ -159,7 +159,7 @@ def test_throughput_counts_the_busiest_lane(
     assert "The busiest core is busy for " in out
     status, _, err = run("place", root, "net", *BUDGET, *most[:3], "0.001")
     assert status == 2
-    assert "no placement was found within the limits; in the nearest one the latency is" in err
+    assert "no placement was found within the limits; in the best one, the latency is" in err
 
 
 def test_doubts_about_the_measurement_are_said(
@@ -170,7 +170,7 @@ def test_doubts_about_the_measurement_are_said(
     slow = msgspec.structs.replace(tasks.core, whole_ns=2 * tasks.core.whole_ns)
     unchecked(monkeypatch, msgspec.structs.replace(tasks, core=slow, disturbance=1.7))
     out = run("place", root, "net", *BUDGET)[1].replace("\n", " ")
-    assert "On one core the units add up to 0.50 of the measured whole" in out
+    assert "On one core the times of the units add up to 0.50 of the measured whole" in out
     assert "wall time 1.70 of CPU time" in out
 
 
@@ -178,7 +178,7 @@ def test_doubts_about_the_measurement_are_said(
     ("words", "says"),
     [
         (("other",), "model 'other': there is no such directory"),
-        (("net", "--latency-bound-ms", 5), "--latency-bound-ms goes with --goal throughput"),
+        (("net", "--latency-bound-ms", 5), "--latency-bound-ms needs --goal throughput"),
         (("net", "--poisson"), "No such option: --poisson"),
         (("net", "--goal", "beauty"), "beauty"),
         ((), "Missing argument 'model'"),
@@ -193,7 +193,7 @@ def test_what_cannot_be_placed_is_refused(root: Path, run: Run, words: tuple[obj
 
 def test_one_core_and_a_gpu_that_is_not_there_are_refused(root: Path, run: Run) -> None:
     (root / "cotenant.toml").write_text("[device]\ncores = [0]\n")
-    assert "needs two cores at least, there is 1" in run("place", root, "net")[2]
+    assert "needs at least two cores, the device has 1" in run("place", root, "net")[2]
     (root / "cotenant.toml").write_text('[device]\nkind = "cuda"\n')
     assert "[device]: kind is 'cuda', but" in run("place", root, "net")[2]
 
@@ -204,9 +204,9 @@ def test_a_plan_for_tenants_carries_the_placements_of_their_models(
     unchecked(monkeypatch, known(wide_tasks(branches=14)))
     assert run("place", root, "net", *BUDGET)[0] == 0
     assert run("profile", root, "--budget", 0, "--lanes", "all")[0] == 0
-    asked, plan = tmp_path / "tenants.toml", tmp_path / "plan.toml"
-    asked.write_text('[[device]]\nname = "cpu"\ncores = 2\n[[tenant]]\nname = "net"\nrate = 1\nslo_ms = 1000\n')
-    status, out, err = run("plan", asked, "--profiles", root, "--quick", "--planner", "elastic", "-o", plan)
+    request, plan = tmp_path / "tenants.toml", tmp_path / "plan.toml"
+    request.write_text('[[device]]\nname = "cpu"\ncores = 2\n[[tenant]]\nname = "net"\nrate = 1\nslo_ms = 1000\n')
+    status, out, err = run("plan", request, "--profiles", root, "--quick", "--planner", "elastic", "-o", plan)
     assert status == 0, err
     assert "placement: net placed on 2 cores" in out
     found = read_sections(plan)

@@ -102,7 +102,7 @@ def test_any_placement_gives_what_the_whole_gives(tmp_path: Path, seed: int, siz
 
 
 def test_a_branching_model_runs_in_pieces_with_a_lane_for_the_other_core(forked: PlacedModel) -> None:
-    assert [piece.cores for piece in forked.pieces(2)] == [range(2), range(1), range(1, 2), range(2)]
+    assert [piece.cores for piece in forked.tasks(2)] == [range(2), range(1), range(1, 2), range(2)]
     watch = LaneWatch()
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
     assert watch.names == ["cotenant-lane-1"]
@@ -123,7 +123,7 @@ def test_a_linear_model_is_one_ordinary_session(tmp_path: Path) -> None:
             model.place(placement(model, [(name, device) for name in model.dfg.unit_names]))
             model.keep([])
             model.prepare([(0, model.unit_count)], CORES)
-            assert len(model.pieces(2)) == 1
+            assert len(model.tasks(2)) == 1
             assert list(model._segments) == [(threads, 0, model.unit_count)]
             assert_equal(model.run(0, model.unit_count, feeds, CORES), whole(chain, feeds))
             assert len(model._segments) == 1
@@ -136,7 +136,7 @@ def test_other_shares_and_parts_run_as_ever(forked: PlacedModel) -> None:
     between = forked.run(0, 3, FEEDS, CORES)
     assert tuple(between) == forked.dfg.live(3)
     assert_equal(forked.run(3, 6, between, CORES), expected)
-    assert not forked._crews
+    assert not forked._loaded
 
 
 def test_runs_side_by_side_do_not_mix(forked: PlacedModel) -> None:
@@ -178,7 +178,7 @@ def test_a_piece_that_fails_fails_its_launch_once(tmp_path: Path) -> None:
         ]
         units = [(name, "cpu:1" if "Gather" in name else device) for name, device in units]
         model.place(placement(model, units))
-        assert {piece.cores for piece in model.pieces(2)} == {range(1), range(1, 2), range(2)}
+        assert {piece.cores for piece in model.tasks(2)} == {range(1), range(1, 2), range(2)}
         watch = LaneWatch()
         for _ in range(3):
             with pytest.raises(ModelError, match="indices element out of data bounds"):
@@ -199,7 +199,7 @@ def test_without_pieces_or_lanes_it_runs_sequentially(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(placeable, "Lane", no_thread)
         forked.prepare([(0, 6)], CORES)
-    assert "its placement is not used, it runs on 2 threads: can't start new thread" in caplog.text
+    assert "runs sequentially on 2 cores, not by its placement: can't start new thread" in caplog.text
     assert (CORES, 0, 6) in forked._segments
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
     forked.keep([])  # which forgets that
@@ -213,7 +213,7 @@ def test_without_pieces_or_lanes_it_runs_sequentially(
 
 def test_tensors_go_when_the_last_reader_has_ended(forked: PlacedModel) -> None:
     forked.prepare([(0, 6)], CORES)
-    crew = forked._crews[CORES]
+    crew = forked._loaded[CORES]
     assert crew is not None
     held: list[set[str]] = []
     run_segment = forked.inner.run_segment
@@ -225,7 +225,7 @@ def test_tensors_go_when_the_last_reader_has_ended(forked: PlacedModel) -> None:
     forked.inner.run_segment = noted  # type: ignore[method-assign]
     forked.run(0, 6, FEEDS, CORES)
     assert held[0] == {"x", "stem"}
-    assert held[3] == {*forked.pieces(2)[3].inputs, "y"}
+    assert held[3] == {*forked.tasks(2)[3].inputs, "y"}
 
 
 def test_it_ends_with_its_model(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_failure_ends_what_runs_beside_it(tmp_path: Path) -> None:
         lanes = {"long": "cpu:1", "short": "cpu:0"}
         units = zip(model.dfg.unit_names, model.dfg.units, strict=True)
         model.place(placement(model, [(name, lanes.get(unit.outputs[0], "cpu:0-1")) for name, unit in units]))
-        assert len(model.pieces(2)) == 3
+        assert len(model.tasks(2)) == 3
         assert_equal(model.run(0, model.unit_count, feeds, CORES), whole(source, feeds))
         with pytest.raises(ModelError, match="indices element out of data bounds"):
             model.run(0, model.unit_count, {**feeds, "times": np.array(10**12), "index": np.array(99)}, CORES)
@@ -289,11 +289,11 @@ def test_crews_may_be_let_go_while_one_is_looked_up(forked: PlacedModel, at: int
         def __contains__(self, key: object) -> bool:
             found = super().__contains__(key)
             if Let.looks == at:
-                forked._crews = {}
+                forked._loaded = {}
             Let.looks += 1
             return found
 
     forked.run(0, forked.unit_count, FEEDS, CORES)
-    forked._crews = Let(forked._crews)
+    forked._loaded = Let(forked._loaded)
     for _ in range(3):
         assert_equal(forked.run(0, forked.unit_count, FEEDS, CORES), whole(FORK, FEEDS))

@@ -102,7 +102,7 @@ def test_it_runs_by_its_placement(root: Path, isolation: str, caplog: pytest.Log
         parameters = server.config("fork", "")["parameters"]
         assert parameters["on_2_cores"]["string_value"].endswith("of the time of a sequential run")
     assert "model fork runs by placement: " in caplog.text
-    assert "on 2 cores, 4 pieces" in caplog.text
+    assert "on 2 cores, 4 tasks" in caplog.text
 
 
 def test_a_lost_worker_comes_back_with_its_placement(root: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_is_slower_is_left_aside(
     monkeypatch.setattr(placed, "MOST_OTHERS", 1.0)  # however busy the machine was
     digests = {open_version(root, found, placed=each).digest for each in (True, False)}
     assert len(digests) == 1
-    assert "model fork: left aside: takes " in caplog.text
+    assert "model fork: placement not used: " in caplog.text
     with serving(root, "thread") as server:
         ask(server)
         assert launches(server) == (0, 1)
@@ -173,13 +173,13 @@ def test_without_a_placement_that_holds_it_says_so(root: Path, caplog: pytest.Lo
     text = path.read_text()
     path.write_text(text.replace("cpu:1", "cpu:7"))
     assert not open_version(root, found).gains
-    assert "its placement on 2 cores is left aside" in caplog.text
+    assert "its placement on 2 cores is not used" in caplog.text
     path.write_text("{}")
     assert not open_version(root, found).gains
     assert f"{path}" in caplog.text
     path.unlink()
     assert not open_version(root, found).gains
-    assert "'cotenant place REPOSITORY fork' seeks one" in caplog.text
+    assert "'cotenant place REPOSITORY fork' searches one" in caplog.text
 
 
 def test_a_worker_follows_what_its_server_found_and_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,6 +192,6 @@ def test_a_worker_follows_what_its_server_found_and_nothing_else(root: Path, cap
         model.place()
         follow(model, graphs, [(2, "another")])
         assert model.placed == ()
-        assert "placed anew since it was loaded" in caplog.text
+        assert "its placement changed after loading" in caplog.text
         with pytest.raises(ProfileError):
             model.place(placement(model, [("0:x", "cpu:0")]))

@@ -115,7 +115,7 @@ def check(model: PlacedTorch, inputs: list[dict[str, Any]], answers: list[Any]) 
 @given(st.integers(0, 10_000))
 def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wide: PlacedTorch, seed: int) -> None:
     wide.place(random_placement(wide, seed))
-    pieces = wide.pieces(SHARE.size)
+    pieces = wide.tasks(SHARE.size)
     assume(len(pieces) > 1)  # else it runs as ever, and copies what is submitted at once
     inputs = [values(seed + at, rows) for at, rows in enumerate((1, 3, 2, 4, 1))]
     with closing(Served(wide, LateStreams(seed))) as served:
@@ -135,7 +135,7 @@ def test_pieces_of_any_module_have_their_sizes_and_weights(tmp_path: Path, name:
         for seed in range(6):
             model.place(random_placement(model, seed))
             placed = placed_stream(model, SHARE, CpuStreams().lane(Share((0,))), CORES)
-            assert (placed is None) == (len(model.pieces(SHARE.size)) < 2)
+            assert (placed is None) == (len(model.tasks(SHARE.size)) < 2)
             if placed is not None:
                 launch = placed.launch(0)
                 launch.fill(0, inputs)
@@ -150,7 +150,7 @@ def test_a_tensor_is_copied_once_whoever_reads_it(wide: PlacedTorch) -> None:
     with closing(Served(wide, device, max_batch=1)) as served:
         before = dict(device.copies)
         check(wide, [values(0)], served.ask([values(0)]))
-        pieces = wide.pieces(SHARE.size)
+        pieces = wide.tasks(SHARE.size)
         made = {name: bool(piece.cores[0]) for piece in pieces for name in piece.outputs}
         read = {(name, bool(piece.cores[0])) for piece in pieces for name in piece.inputs}
         down = sum(1 for name, on_core in read if on_core and made.get(name) is False)
@@ -185,7 +185,7 @@ def test_all_pieces_but_those_that_cannot_be_are_captured(wide: PlacedTorch, mon
     wide.place(on_cores(wide, *BRANCHES))
     device = FakeStreams()
     with closing(Served(wide, device)) as served:
-        pieces = wide.pieces(SHARE.size)
+        pieces = wide.tasks(SHARE.size)
         captured = [piece for piece in pieces if not piece.cores[0] and 12 not in piece.units]
         assert 0 < len(device.captures) == 3 * len(captured)
         before = device.replays
@@ -201,22 +201,22 @@ def test_a_piece_that_fails_fails_its_launch_alone_and_leaves_nothing(wide: Plac
         (resident,) = served.executor._models.values()
         placed = resident.ways[SHARE]
         assert placed is not None
-        at = next(at for at, piece in enumerate(placed.crew.pieces) if piece.cores[0])
-        good = placed.crew.segments[at].segment.function
+        at = next(at for at, piece in enumerate(placed.loaded.tasks) if piece.cores[0])
+        good = placed.loaded.segments[at].segment.function
         for error in (RuntimeError("no room"), ArithmeticError("odd")):
 
             def fail(*_: object, error: Exception = error) -> Any:
                 raise error
 
-            placed.crew.segments[at].segment.function = fail
+            placed.loaded.segments[at].segment.function = fail
             answers = served.ask([values(4), values(5)])
             assert all(str(error) in answer for answer in answers)
-            placed.crew.segments[at].segment.function = good
+            placed.loaded.segments[at].segment.function = good
             check(wide, [values(6)], served.ask([values(6)]))
-        assert all(lane._queue.empty() for lane in placed.crew.lanes.values())
+        assert all(lane._queue.empty() for lane in placed.loaded.lanes.values())
 
 
-@pytest.mark.parametrize("reason", ["0 cores beside it", "can't start new thread", "cannot be run separately"])
+@pytest.mark.parametrize("reason", ["needs 2 cores, 0 are there", "can't start new thread", "cannot be run separately"])
 def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
     wide: PlacedTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
@@ -234,7 +234,7 @@ def test_without_cores_lanes_or_pieces_it_runs_on_its_device(
     ):
         check(wide, [values(7)], served.ask([values(7)]))
         assert served.timings[0].task_times == ()
-    assert "its placement is not used, it runs on cuda:0 alone" in caplog.text
+    assert "runs on cuda:0 alone, not by its placement" in caplog.text
     assert reason in caplog.text
     assert caplog.text.count("its placement") == 1
 

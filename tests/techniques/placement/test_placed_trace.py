@@ -82,7 +82,7 @@ def test_pieces_are_those_of_the_last_run_on_the_thread_and_told_once(tmp_path: 
         )
         model.run(*whole, INPUTS, (0, 1))
         pieces = model.take_task_times()
-        assert len(pieces) == len(model.pieces(2))
+        assert len(pieces) == len(model.tasks(2))
         assert all(isinstance(piece, TaskTime) for piece in pieces)
         assert model.take_task_times() == ()
         model.run(*whole, INPUTS, 1)

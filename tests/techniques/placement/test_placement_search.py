@@ -21,8 +21,8 @@ from cotenant.techniques.placement.plan.strategies import (
     Sequential,
     Slowdown,
     makespan_ns,
+    queueing_delays_ns,
     sequential_ns,
-    waits_ns,
 )
 from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
@@ -170,7 +170,7 @@ def test_ours_halves_the_branches_of_a_wide_graph() -> None:
     assert found.gap_pct < 5
     assert makespan_ns(problem, CommSlowdown().place(problem)) > found.timeline.makespan_ns
     assert bound_of(problem).articulation == (0, problem.size - 1)
-    assert sum(wait > 0 for wait in waits_ns(problem, Sequential().place(problem))) == 9
+    assert sum(wait > 0 for wait in queueing_delays_ns(problem, Sequential().place(problem))) == 9
 
 
 def test_the_bound_adds_up_what_a_fan_holds_behind_a_long_body() -> None:
@@ -236,7 +236,7 @@ def test_without_links_everything_stays_where_it_can() -> None:
     found = OURS.solve(PlacementProblem(alone, PLAIN))
     assert set(found.plan.place) == {0}
     tasks = (*graph.tasks[:-1], GraphTask("join", {"cpu": 1}))
-    with pytest.raises(PlanError, match="no link"):
+    with pytest.raises(PlanError, match="without a link"):
         OURS.solve(PlacementProblem(TaskGraph(graph.devices, tasks, graph.tensors), PLAIN))
 
 

@@ -66,7 +66,7 @@ def test_the_svg_needs_nothing_beside_it_and_says_the_same() -> None:
     root = ElementTree.fromstring(svg)
     words = "".join(root.itertext()).replace("\xa0", " ")
     assert "a title & more" in words
-    assert "One after the other" in words
+    assert "Sequential" in words
     assert re.search(r"\d+ on cpu:0, \d+ on cpu:1", words)
     assert "url(http" not in svg
     assert "@font-face" not in svg
@@ -84,12 +84,15 @@ def test_a_stretch_that_several_devices_run_says_how_much_each_does() -> None:
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [
-        (linear_tasks(), "net: nothing is to be gained. It takes 2.5 ms, and no placement goes below 2.5 ms."),
+        (linear_tasks(), "net: no placement can gain 3 %. Sequential 2.5 ms; the lower bound is 2.5 ms."),
         (
             tasks_of([100, 100], [98, 98], {}),
-            "net: 0.196 ms before, 0.1 ms placed, 49.0 % less; no placement takes less.",
+            "net: 0.196 ms sequential, 0.1 ms placed, 49.0 % less; the placement is optimal.",
         ),
-        (tasks_of([100, 50, 51], [66, 45, 45], {0: (1, 2)}, 60), "net: nothing is gained. It takes 0.156 ms"),
+        (
+            tasks_of([100, 50, 51], [66, 45, 45], {0: (1, 2)}, 60),
+            "net: no placement gains 3 %, the least measurable gain. Sequential 0.156 ms",
+        ),
     ],
 )
 def test_what_is_gained_is_said_plainly(tasks: ModelTasks, words: str) -> None:

@@ -1,7 +1,7 @@
-"""Measured co-runs of a repository, and the file that keeps them beside its profile.
+"""Measured co-runs of a repository, and their file beside its profile.
 
-A co-run is a target that ran again and again beside others that did, too, each in a partition of its own, and the
-target alone in the same minute. `measure.corun_measure` measures them.
+A co-run compares two loops of a target: beside looping co-runners, each in its own partition, and alone in the same
+minute. `measure.corun_measure` measures co-runs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cotenant.profile.profile_file import ProfileError
 
 FORMAT = "cotenant-coruns/1"
 ANTAGONIST = "(antagonist)"
-"""Stands for a model that does nothing but copy memory; its batch is the number of cores that do."""
+"""Name of the co-runner that only copies memory; its batch is its number of cores."""
 QUANTILES = ("p50", "p95")
 
 
 CoRunner = tuple[str, int, int]
-"""Model, batch, and size of its partition (per cent of a GPU, cores of a CPU)."""
+"""Model, batch, and size of its partition (percent of a GPU, cores of a CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """One measurement: `target` took `factor` times its latency alone in the same partition, beside all of `others`.
+    """One measured slowdown: `factor` is the latency of `target` beside `others` over that alone, in one partition.
 
     Raises InvalidValueError without others, or for a factor that is not positive.
     """
@@ -50,7 +50,7 @@ class CoRun:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Latencies of launches in one situation, over all `runs`."""
+    """Latency quantiles of `runs` launches."""
 
     p50_ns: int
     p95_ns: int
@@ -59,9 +59,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class CoRunRow:
-    """One target: (tenant, batch, size of its partition), beside `others`, and alone in the same minute.
+    """Latencies of a target (tenant, batch, size of its partition) beside `others`, and alone in the same minute.
 
-    `chosen` says why it was measured: "antagonist" (all are), "active" (it told most) or "random" (to judge by).
+    `chosen`: why it was measured: "antagonist", "active" (largest information gain) or "random" (held out for tests).
     Raises InvalidValueError without others, and for latencies that are not positive.
     """
 
@@ -78,16 +78,16 @@ class CoRunRow:
         self.corun()
 
     def corun(self, quantile: str = "p50") -> CoRun:
-        """Its factor at one of QUANTILES: that quantile beside the others over the same quantile alone."""
+        """Its slowdown at one of QUANTILES: that quantile beside the others over the same quantile alone."""
         beside, alone = (getattr(timed, f"{quantile}_ns") for timed in (self.beside, self.alone))
         return CoRun(self.target, self.others, beside / alone)
 
 
 @dataclass(frozen=True, slots=True)
 class CoRunProfile:
-    """All co-runs of one repository on one device. `digests` identify the model of each tenant as the profile does.
+    """All co-runs of one repository on one device. `digests`: model of each tenant, as in the profile.
 
-    A measurement of k launches side by side stands as k rows, one after the other.
+    A measurement of k concurrent launches has k consecutive rows.
     """
 
     device: Device
@@ -98,33 +98,33 @@ class CoRunProfile:
     format: str = FORMAT
 
     def still_valid(self, digests: Mapping[str, str]) -> tuple[CoRunRow, ...]:
-        """The rows of models that are still there and still the same."""
+        """The rows of models that have not changed."""
         same = [name for name, digest in self.digests.items() if digests.get(name) == digest]
         same.append(ANTAGONIST)
         return tuple(row for row in self.rows if all(key[0] in same for key in (row.target, *row.others)))
 
 
 def save_coruns(path: Path, found: CoRunProfile) -> None:
-    """Write them; a reader sees the old file or the new one."""
+    """Write co-runs atomically."""
     save(path, found)
 
 
 def load_coruns(path: Path) -> CoRunProfile:
-    """Read what `save_coruns` wrote. Raises ProfileError when it is not that."""
+    """Read a file of `save_coruns`. Raises ProfileError for other files."""
     return load(path, CoRunProfile, FORMAT, ProfileError, "make it with 'cotenant profile --corun'")
 
 
 def runs_of(rows: Sequence[CoRunRow]) -> list[tuple[CoRunRow, ...]]:
-    """The rows of each measurement together."""
+    """The rows, grouped by measurement."""
     found: list[tuple[CoRunRow, ...]] = []
     at = 0
     while at < len(rows):
-        together = sorted((rows[at].target, *rows[at].others))
+        launches = sorted((rows[at].target, *rows[at].others))
         end = at + 1
         while (
             end < len(rows)
-            and end - at < len(together)
-            and sorted((rows[end].target, *rows[end].others)) == together
+            and end - at < len(launches)
+            and sorted((rows[end].target, *rows[end].others)) == launches
             and rows[end].chosen == rows[at].chosen
         ):
             end += 1

@@ -1,10 +1,8 @@
-"""A plan for the terminal, or as an SVG: a bar for every device with its partitions to scale, and tables.
+"""Picture of a plan for the terminal or as an SVG: a bar for every device with its partitions to scale, and tables.
 
-It can be read without colour.
-
-Within a partition the bar is its duty cycle: each slot runs for as long as its letters are wide, dots are idle time.
-Where letters alternate, their slots run together as a group.
-Every tenant has one letter, and one of the colours of Okabe and Ito that the colour-blind can tell apart.
+A partition's bar is its duty cycle: letters are executions of slots, to scale, and dots are idle time. Alternating
+letters are the slots of a group. Every tenant has a letter and a colour (palette of Okabe and Ito, safe for colour
+blindness); the picture is readable without colour.
 """
 
 from __future__ import annotations
@@ -24,26 +22,26 @@ from cotenant.report.tables import milliseconds
 from cotenant.techniques.partitions.plan.assess import Assessment, DeviceView, PartitionView, SlotView
 
 _GAUGE = 24
-"""Columns of a gauge of slack, which are there in a picture that is as wide as it may be."""
-_GAUGE_KEY = "Gauges are SLOs: ▒ waits for a duty cycle at worst, █ runs, ░ slack."
+"""Columns of a slack gauge, in pictures of the largest width."""
+_GAUGE_KEY = "Gauges show SLOs: ▒ longest wait (one duty cycle), █ execution, ░ slack."
 MOST_MISSED = 0.01
-"""Share of missed SLOs in the simulation from which more room is advised."""
+"""Share of missed SLOs in the simulation, above which more headroom is advised."""
 _NARROW = 3
 
 
 def sized(size: int, whole: int) -> str:
-    """A size of a device in words: percents where the whole is 100, else cores."""
+    """A size in words: percent if the whole device is 100, else cores."""
     if whole == 100:
         return f"{size} %"
     return f"{size} core{'s' if size > 1 else ''}"
 
 
 NAME_WIDTH = 16
-"""Characters of a name that are always shown."""
+"""Least number of shown characters of a name."""
 
 
 def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
-    """Bars and lists of all devices, at most `width` columns wide; equal devices in a row are drawn once.
+    """Bars and lists of all devices, at most `width` columns wide; equal consecutive devices are drawn once.
 
     From 110 columns on, every slot has a gauge of its SLO.
     """
@@ -67,13 +65,13 @@ def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
 
 
 def plan_svg(assessment: Assessment, title: str) -> str:
-    """The picture as the text of an SVG file that needs nothing beside it."""
+    """The picture as the text of a self-contained SVG file."""
     return svg_of(plan_picture(assessment, MOST_WIDTH), title)
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Equal partitions in a row, from position `start` to `end`."""
+    """Equal consecutive partitions, from position `start` to `end`."""
 
     first: PartitionView
     start: int
@@ -81,7 +79,7 @@ class Alike:
 
 
 def runs_of(partitions: Sequence[PartitionView]) -> tuple[Alike, ...]:
-    """The partitions, those in a row that are equal taken together."""
+    """The partitions, with equal consecutive ones combined."""
     found = []
     for partition, same in groupby(enumerate(partitions), key=lambda each: each[1]):
         positions = [position for position, _ in same]
@@ -90,14 +88,14 @@ def runs_of(partitions: Sequence[PartitionView]) -> tuple[Alike, ...]:
 
 
 def numbers(alike: Alike) -> str:
-    """Their positions in words."""
+    """Positions of equal partitions in words."""
     return str(alike.start) if alike.start == alike.end else f"{alike.start} to {alike.end}, each"
 
 
 def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, float] | None = None) -> Table:
-    """One line per tenant: what it asks for and gets, and what is left of its SLO. Columns that do not fit stand below.
+    """A row per tenant: demand, served rate and slack. Columns that do not fit into `width` are listed below.
 
-    `missed` is the share of its queries that were late or dropped in a simulation, by tenant.
+    `missed`: share of queries that were late or dropped in a simulation, by tenant.
     """
     keys = keys_of([tenant.tenant for tenant in assessment.tenants])
     table = FittedTable(keys=2, box=None, padding=(0, 1), pad_edge=False, show_edge=False)
@@ -105,7 +103,7 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
     table.add_column("tenant", no_wrap=True)
     has_tails = any(tenant.tail_slack_ns is not None for tenant in assessment.tenants)
     heads = [
-        "asked\n/s",
+        "demand\n/s",
         "served\n/s",
         "SLO\nms",
         "worst\nms",
@@ -141,49 +139,49 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
 
 
 def summary_lines(assessment: Assessment, facts: Mapping[str, Any], notes: Sequence[str]) -> Iterator[str]:
-    """The answers in sentences.
+    """The results in sentences.
 
     `facts` has the keys of the command's JSON: planner, headroom, devices_there, devices_used, and either
     least_devices and growth, or same_profile.
     """
     used, there = facts["devices_used"], facts["devices_there"]
-    room = "room for random arrivals" if facts.get("poisson") else f"{100 * facts['headroom']:g} % headroom"
+    room = "headroom for Poisson arrivals" if facts.get("poisson") else f"{100 * facts['headroom']:g} % headroom"
     by = f"planned by {facts['planner'] or 'hand'} with {room}"
     if "same_profile" in facts:
-        yield f"It holds on {used} of {there} device{'' if there == 1 else 's'}; {by}."
+        yield f"The plan holds on {used} of {there} device{'' if there == 1 else 's'}; {by}."
         if not facts["same_profile"]:
-            yield "It was made from another profile than it was checked against."
+            yield "The plan was made from another profile than it was checked against."
     else:
-        least = f"the least that this planner needs is {facts['least_devices']}"
-        yield f"It fits on {used} of {there} device{'' if there == 1 else 's'}; {least}; {by}."
+        least = f"this planner needs at least {facts['least_devices']}"
+        yield f"The tenants fit on {used} of {there} device{'' if there == 1 else 's'}; {least}; {by}."
     first = assessment.first
     yield (
-        f"If the plan stays and all rates grow, {first.tenant!r} breaks first: its batches are full at "
+        f"With this plan, tenant {first.tenant!r} breaks first if all rates grow: its batches are full at "
         f"{first.growth:.2f} times the rates."
     )
     growth = facts.get("growth")
     if growth is not None:
         if growth.breaks is None:
-            yield f"If it is planned anew, all rates may grow {growth.factor:g} times, and farther was not tried."
+            yield f"With a new plan, all rates may grow at least {growth.factor:g} times (larger factors not tried)."
         else:
             yield (
-                f"If it is planned anew, all rates may grow {growth.factor:.4g} times; at {growth.until:.4g} times "
+                f"With a new plan, all rates may grow {growth.factor:.4g} times; at {growth.until:.4g} times, "
                 f"{growth.breaks.tenant!r} breaks first ({growth.breaks.constraint})."
             )
     simulated = facts.get("simulated")
     if simulated is not None:
         worst = max(simulated["outcomes"], key=lambda each: each["violation_share"])
-        how = f"queries arriving at random (Poisson, {simulated['seconds']:.3g} s, seed {simulated['seed']})"
+        how = f"Poisson arrivals ({simulated['seconds']:.3g} s, seed {simulated['seed']})"
         share = worst["violation_share"]
-        who = f"{worst['name']!r} misses most SLOs, {_missed(share)} of them" if share else "no SLO is missed"
-        yield f"Simulated, with {how}: {who}."
+        worst_text = f"{worst['name']!r} misses most SLOs, {_missed(share)} of them" if share else "no SLO is missed"
+        yield f"Simulated with {how}: {worst_text}."
         rows = [tenant.tenant for tenant in assessment.tenants]
         for each in simulated["outcomes"]:
             if each["name"] not in rows:
                 yield f"  Application {each['name']!r} as a whole misses {_missed(each['violation_share'])}."
         if worst["violation_share"] > MOST_MISSED:
-            yield "  More room for bursts: plan with --poisson, or more --headroom."
-    yield "Checked: the plan passed the checker, which shares no code with the planners."
+            yield "  For bursts, plan with --poisson or more --headroom."
+    yield "Checked: the plan passed the independent checker."
     yield from (f"  {note}" for note in notes)
 
 
@@ -196,9 +194,9 @@ def _missed(share: float | None) -> str:
 def _caption(has_tails: bool) -> str:
     tails = "p99 slack: with executions at p99, in ms. " if has_tails else ""
     return (
-        f"worst: a full duty cycle, then the execution beside the worst neighbours. {tails}"
-        "full at: times the rate at which its batches are full. "
-        "sim. miss: late or dropped when queries arrive at random."
+        f"worst: one duty cycle plus the execution beside the worst neighbours. {tails}"
+        "full at: factor on the rate at which its batches are full. "
+        "sim. miss: late or dropped with Poisson arrivals."
     )
 
 
@@ -215,7 +213,7 @@ def _heading(name: str, device: DeviceView) -> Text:
 
 
 def _bar(device: DeviceView, keys: Keys, width: int) -> list[Text]:
-    """Three lines: the edge with names of partitions, the duty cycles, the edge again."""
+    """Three lines: an edge with the names of partitions, the duty cycles, and an edge."""
     sizes = [partition.size for partition in device.partitions]
     unused = device.whole - sum(sizes)
     widths = columns_of([*sizes, *([unused] if unused else [])], width - 1)
@@ -237,15 +235,15 @@ def _bar(device: DeviceView, keys: Keys, width: int) -> list[Text]:
 
 
 def columns_of(sizes: Sequence[int], width: int) -> list[int]:
-    """Whole columns in proportion to the sizes, `width` in all where each can have three."""
+    """Widths in proportion to the sizes, `width` in all if each is at least three columns."""
     total = sum(sizes)
     edges = [round(width * sum(sizes[: index + 1]) / total) for index in range(len(sizes))]
     return [max(_NARROW, edge - before) for before, edge in zip([0, *edges], edges, strict=False)]
 
 
 def _duty(partition: PartitionView, keys: Keys, cells: int) -> Text:
-    """The duty cycle of a partition: a letter a column, each slot as wide as it runs, at least one; the letters of a
-    group in turn."""
+    """The duty cycle of a partition: each slot as wide as its execution, at least one letter; the letters of a group
+    alternate."""
     text, at, used = Text(), 0.0, 0
     steps = [list(step) for _, step in groupby(enumerate(partition.slots), lambda each: each[1].group or -1 - each[0])]
     for position, step in enumerate(steps):
@@ -294,7 +292,7 @@ def _partition_lines(
 
 
 def _slack_gauge(partition: PartitionView, slot: SlotView) -> str:
-    """The SLO of a slot, and what of it passes at worst: a duty cycle, then the execution."""
+    """Gauge of a slot's SLO: the longest wait (a duty cycle), the execution, and the slack."""
     waits = min(_GAUGE, round(_GAUGE * partition.duty_ns / slot.slo_ns))
     ends = min(_GAUGE, max(waits + 1, round(_GAUGE * (partition.duty_ns + slot.execution_ns) / slot.slo_ns)))
     return "▒" * waits + "█" * (ends - waits) + "░" * (_GAUGE - ends)

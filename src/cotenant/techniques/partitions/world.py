@@ -1,10 +1,10 @@
-"""What a plan does when queries arrive at random: the core under the rounds of the plan, in virtual time.
+"""Simulation of a plan under Poisson arrivals: the core with the policy `duty_cycle`, in virtual time.
 
-Each device runs its partitions as lanes of the policy `duty_cycle`, which lends nothing: what is told is what the plan
-itself gives. Members of a group end together, when the last of them does. Queries are handed to devices in turn, in
-proportion to the rates planned there, as a front end would without knowing how long their queues are. A launch takes
-the latency of its rows, times the factor of what runs in the other partitions of its device when it starts; the policy
-believes the latency alone. Left out is the time of decisions, of the network and of front ends.
+- Lanes are the partitions of each device, without backfill from other lanes.
+- Queries go to the devices in proportion to the planned rates, whatever the queue lengths.
+- A launch takes its latency times the slowdown beside the launches that run in other partitions when it starts. The
+  policy predicts the latency without slowdown.
+- Members of a group end together. Decisions, network and front ends take no time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cotenant.world.simulated import WorldEvent
 
 _FOR_EVER_NS = 1 << 60
 _UNBOUNDED = 1 << 30
-"""The plan says what is served, not a queue's length."""
+"""Queue length of simulated tenants: unbounded."""
 
 
 def simulate_plan(
@@ -48,10 +48,10 @@ def simulate_plan(
     seed: int = 0,
     applications: Sequence[Application] = (),
 ) -> Summary:
-    """Offer a plan Poisson arrivals at the rates of its loads; how they end, by tenant, then by application.
+    """Simulate a plan with Poisson arrivals at the rates of its loads; outcomes by tenant, then by application.
 
-    `loads` include those of the stages of `applications`; a query of an application is answered when all its stages
-    are. Raises PlanError for a load without a slot and a slot without a load, and what the costs raise.
+    `loads` include those of the applications' stages. Raises PlanError for a load without a slot and a slot without a
+    load, and what the costs raise.
     """
     fleet = _Fleet(plan, loads, costs, applications)
     staged = {app.tenant(stage) for app in applications for stage in app.stages}
@@ -68,7 +68,7 @@ def simulate_plan(
 
 
 class _Routes:
-    """On whose turn it is to serve a tenant: its devices in proportion to their rates, as evenly as can be."""
+    """Weighted round robin of a tenant's queries over its devices, by planned rate."""
 
     def __init__(self, plan: Plan) -> None:
         self._rates: dict[str, dict[int, float]] = {}
@@ -83,7 +83,7 @@ class _Routes:
         return tenant in self._rates
 
     def next(self, tenant: str) -> int:
-        """The device that serves the tenant's next query."""
+        """The device of the tenant's next query."""
         rates, given = self._rates[tenant], self._given[tenant]
         device = min(rates, key=lambda number: ((given[number] + 0.5) / rates[number], number))
         given[device] += 1
@@ -91,8 +91,8 @@ class _Routes:
 
 
 class _Fleet:
-    """The devices of a plan, in groups that share no query: those with stages of applications are one, as one query
-    may need several of them; each other device is one of its own."""
+    """The devices of a plan, in sets that are simulated independently: one of all devices with stages of applications,
+    and one of each other device."""
 
     def __init__(self, plan: Plan, loads: Sequence[Load], costs: Costs, applications: Sequence[Application]) -> None:
         self._loads = {load.tenant: load for load in loads}
@@ -106,17 +106,18 @@ class _Fleet:
                 raise PlanError(f"stage {tenant!r} of an application has no load")
             if tenant not in self._routes:
                 raise PlanError(f"tenant {tenant!r} has no slot in the plan")
-        together = [
+        staged_devices = [
             number
             for number, device in enumerate(plan.devices)
             if any(slot.tenant in staged for partition in device.partitions for slot in partition.slots)
         ]
-        self._groups = [together, *([number] for number in range(len(plan.devices)) if number not in together)]
+        rest = [[number] for number in range(len(plan.devices)) if number not in staged_devices]
+        self._groups = [staged_devices, *rest]
         self._group_of = {number: at for at, group in enumerate(self._groups) for number in group}
         self._offered: list[list[tuple[str, Query]]] = [[] for _ in self._groups]
 
     def offer(self, name: str, arrival_ns: int, deadline_ns: int) -> None:
-        """A query arrives, later than those offered before."""
+        """Add an arriving query; arrivals are in order."""
         if name in self._loads:
             device = self._routes.next(name)
             at, tenant = self._group_of[device], _there(name, device)
@@ -126,7 +127,7 @@ class _Fleet:
         queries.append((name, Query(len(queries), tenant, arrival_ns, deadline_ns)))
 
     def run(self, log: OutcomeLog) -> OutcomeLog:
-        """Serve all that was offered."""
+        """Simulate all offered queries."""
         for group, offered in zip(self._groups, self._offered, strict=True):
             if offered:
                 self._run(group, offered, log)
@@ -157,7 +158,7 @@ class _Fleet:
                     most = max(slot.batch, tenants[name].max_batch if name in tenants else 1)
                     tenants[name] = Tenant(name, load.slo_ns, max_batch=most, max_queue=_UNBOUNDED)
                 rounds.append(Round(partition.duty_ns, tuple(slots)))
-        policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), lend=False)
+        policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), backfill=False)
         believed = _Believed(served)
         engine = _RoutedEngine(self._routes, list(tenants.values()), policy, believed, machine)
         staged = {app.name: self._simulated(app) for app in self._applications} if group == self._groups[0] else {}
@@ -183,7 +184,7 @@ class _Fleet:
 
 
 class _RoutedEngine(Engine):
-    """An engine of several devices: the queries of stages, which come to no device, go to the one whose turn it is."""
+    """An engine of several devices that routes the queries of stages to the devices in turn."""
 
     def __init__(
         self, routes: _Routes, tenants: Sequence[Tenant], policy: Policy, predictor: Predictor, machine: Machine
@@ -200,7 +201,7 @@ class _RoutedEngine(Engine):
 
 
 class _Served:
-    """The costs of one tenant on one device, in partitions, and parts of them, of `sizes`."""
+    """Costs of one tenant on one device, in partitions and parts of them of `sizes`."""
 
     def __init__(self, costs: Costs, model: str, device: str) -> None:
         self.costs = costs
@@ -209,46 +210,46 @@ class _Served:
         self.sizes: list[int] = []
 
     def knows(self, slot: Slot) -> bool:
-        """Whether the costs know what a member of a group takes alone on its part."""
+        """Whether the costs know the latency of a member of a group alone on its part."""
         try:
             return slot.size > 0 and self.costs.latency_ns(Work(self.model, 0, slot.batch), slot.size, self.device) > 0
         except PlanError:
             return False
 
     def batch(self, rows: int) -> int:
-        """The smallest batch that the costs know with so many rows; the largest one where none has."""
+        """The smallest known batch of at least so many rows, else the largest known batch."""
         known = self.costs.batches(self.model)
         return next((batch for batch in known if batch >= rows), known[-1])
 
     def alone_ns(self, rows: int, cores: int) -> int:
-        """Without neighbours, in the largest of its partitions that has no more cores; for ever where there is none."""
+        """Latency in ns in its largest partition of at most `cores`, without neighbours; `_FOR_EVER_NS` without one."""
         size = max([size for size in self.sizes if size <= cores], default=0)
         return self.costs.latency_ns(Work(self.model, 0, rows), size, self.device) if size else _FOR_EVER_NS
 
 
 class _Believed:
-    """Latencies without neighbours. Implements Predictor, and as much of GroupPredictor as rounds ask for."""
+    """Predicts latencies without neighbours. Implements Predictor, and the parts of GroupPredictor that rounds use."""
 
     def __init__(self, served: Mapping[str, _Served]) -> None:
         self._served = served
 
     def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
-        """See Predictor."""
+        """Latency of work alone, in ns."""
         return self._served[work.tenant].alone_ns(work.items, size)
 
     def upper_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
-        """See Predictor."""
+        """The predicted latency: executions do not vary here."""
         return latency_ns
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
-        """See GroupPredictor. Where the costs do not know a group, such as what is left of a planned one when some have
-        nothing waiting, its members are believed to take as long as in turn."""
+        """Latencies of groups in ns. Groups unknown to the costs, such as parts of a planned group, take the sum of
+        their members' latencies."""
         return [self._together_ns(group) for group in groups]
 
     longest_ns = group_ns
 
     def unmeasured(self, most: int) -> frozenset[int]:
-        """See GroupPredictor: what costs do not know is believed to be in turn anyhow."""
+        """No numbers of members: `group_ns` bounds unknown groups already."""
         return frozenset()
 
     def _together_ns(self, group: Group) -> int:
@@ -263,7 +264,7 @@ class _Believed:
 
 
 class _PlanWorld:
-    """Launches take what the costs say beside those that run on their device when they start. Implements World."""
+    """World where launches take their latency times the slowdown at their start. Implements World."""
 
     def __init__(self, served: Mapping[str, _Served], alone: _Believed) -> None:
         self._served = served
@@ -272,7 +273,7 @@ class _PlanWorld:
         self._running: dict[int, tuple[Launch, float, CoRunner]] = {}
 
     def start(self, launch: Launch, now_ns: int) -> None:
-        """See World."""
+        """Start a launch and set its end, and that of its group."""
         served, lane, rows = self._served[launch.work.tenant], launch.share, launch.work.items
         there = [each for each in self._running.values() if each[0].share.device == lane.device]
         others = [runner for other, _, runner in there if group_of(other) != group_of(launch)]
@@ -287,24 +288,24 @@ class _PlanWorld:
         heapify(self._ends)
 
     def expand(self, launch: int, share: Share, now_ns: int) -> None:
-        """See World: here launches keep the share that they began with."""
+        """Nothing: launches keep their first share here."""
 
     def next_ns(self) -> int | None:
-        """See World."""
+        """Time of the next end, or None."""
         return self._ends[0][0] if self._ends else None
 
     def pop(self) -> WorldEvent:
-        """See World."""
+        """Remove and return the next end."""
         _, number = heappop(self._ends)
         del self._running[number]
         return WorldEvent(number)
 
 
 def _name(plan: Plan, number: int) -> str:
-    """What a device of the plan is called in the machine."""
+    """Name of a device of the plan in the machine."""
     return f"{plan.devices[number].device}:{number}"
 
 
 def _there(tenant: str, device: int) -> str:
-    """What a tenant is called on one device, where it has a queue of its own."""
+    """Name of a tenant's queue on one device."""
     return f"{tenant}\x1f{device}"  # which is in no name

@@ -1,4 +1,4 @@
-"""`cotenant place`: where each branch of a wide model runs best, on cores, or on a GPU and cores."""
+"""`cotenant place`: places the branches of a wide model on several cores, or on a GPU and cores."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from cotenant.work import Share
 
 _EXACT_SHARE = 0.3
-"""Of the time, for the exact solver where the graph is small enough."""
+"""Share of the time budget for the exact solver, if the graph is small enough."""
 _MOST_NOISE = 0.3
 _STEPS = 1 << 40
-"""Moves of the search at each level: it ends by time."""
+"""Moves of the search at each level: unlimited, as it ends by time."""
 _EXPLAINED = (0.9, 1.1)
-"""Between these, the units add up to the measured whole."""
+"""Accepted ratios of the sum of the units' times to the measured whole."""
 
 
 class Aim(StrEnum):
-    """What a placement makes small."""
+    """Objective of a placement."""
 
     latency = "latency"
     throughput = "throughput"
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementAsked:
-    """A model to place, and the goal."""
+class PlacementRequest:
+    """A model to place, and the objective."""
 
     root: Path
     model: str
@@ -65,12 +65,12 @@ class PlacementAsked:
     latency_bound_ms: float | None
 
     def goal(self) -> PlacementGoal:
-        """The goal of the search. Raises ConfigError for a bound on what is to be small anyway."""
+        """The goal of the search. Raises ConfigError for a latency bound with the objective latency."""
         from cotenant.techniques.placement.plan.overflow import Goal, PlacementGoal
 
         if self.aim is Aim.latency:
             if self.latency_bound_ms is not None:
-                raise ConfigError("--latency-bound-ms goes with --goal throughput: the least latency is sought anyway")
+                raise ConfigError("--latency-bound-ms needs --goal throughput: --goal latency minimises the latency")
             return PlacementGoal()
         bound = None if self.latency_bound_ms is None else round(self.latency_bound_ms * 1e6)
         return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
@@ -79,16 +79,16 @@ class PlacementAsked:
 @with_records
 def place(
     repository: Repository,
-    model: Annotated[str, typer.Argument(help="Model whose branches are placed.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Model to place.", show_default=False)],
     *,
-    goal: Annotated[Aim, typer.Option(help="What is made small.")] = Aim.latency,
+    goal: Annotated[Aim, typer.Option(help="Objective of the placement.")] = Aim.latency,
     latency_bound_ms: Annotated[
         float | None,
         typer.Option(
             min=0.001,
             max=3_600_000,
             callback=a_number,
-            help="Most latency of a placement for throughput.",
+            help="Latency limit in ms, with --goal throughput.",
             show_default=False,
         ),
     ] = None,
@@ -99,9 +99,9 @@ def place(
 ) -> None:
     """Place the branches of one wide model on the cores of a share, or on a GPU and cores beside it.
 
-    Measures the units of the model, searches, and measures what was found. A
-    placement that gains 3 % at least is kept in the repository for models with
-    placement = "auto"; else none is.
+    Measures the units of the model, searches a placement, and measures it. A
+    placement that is at least 3 % faster is kept in the repository for models
+    with placement = "auto".
     """
     from cotenant.cli.profile import progress_bar
     from cotenant.repository import graphs_path, placement_path
@@ -114,8 +114,8 @@ def place(
     from cotenant.techniques.placement.plan_section import PLACEMENT
     from cotenant.techniques.placement.unit_placement import save_placement
 
-    asked = PlacementAsked(repository, model, goal, latency_bound_ms)
-    sought = asked.goal()
+    request = PlacementRequest(repository, model, goal, latency_bound_ms)
+    sought = request.goal()
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     share, is_served = _share(settings)
     with _opened(settings, share) as where, progress_bar(quiet=output.as_json, what="measuring") as on_step:
@@ -133,20 +133,21 @@ def place(
             tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns, tasks.sms
         )
         with _opened(settings, share) as where:
-            ratio = measured_ratio(asked, placement, share, where)
+            ratio = measured_ratio(request, placement, share, where)
         if ratio <= KEPT_UP_TO:
             save_placement(path, placement)
             written = [path]
-            notes += _use(asked, is_served=is_served)
+            notes += _use(request, is_served=is_served)
         if output.out is not None:
             write_whole(output.out, sections_text({PLACEMENT: (placement,)}).encode())
             written.append(output.out)
-    _show(asked, view, tasks, ratio, notes, written, output)
+    _show(request, view, tasks, ratio, notes, written, output)
 
 
 def _share(settings: ServerConfig) -> tuple[Share, bool]:
-    """The largest share that launches of the server get, if that has several cores or is of a GPU, else all its cores;
-    and which. Raises ConfigError where there is one core.
+    """The largest share of the server's launches, if it has several cores or is of a GPU, else all cores.
+
+    Also returns whether launches get it. Raises ConfigError for a device of one core.
     """
     from cotenant.execute.layout import device_cores
     from cotenant.measure.sweep import served_shares
@@ -154,14 +155,14 @@ def _share(settings: ServerConfig) -> tuple[Share, bool]:
 
     cores = device_cores(settings.device)
     if len(cores) < 2:
-        raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
+        raise ConfigError(f"a placement needs at least two cores, the device has {len(cores)}: see --cores")
     share = max(served_shares(settings), key=lambda each: each.size)
     return (share, True) if share.size > 1 or share.device != CPU else (Share(cores), False)
 
 
 @contextmanager
 def _opened(settings: ServerConfig, share: Share) -> Iterator[TargetDevice]:
-    """Where a share is measured. A GPU is not held meanwhile for longer than the context lasts. Raises ConfigError."""
+    """The target device for measuring a share. A GPU is held within the context only. Raises ConfigError."""
     from cotenant.execute.registry import open_executor
     from cotenant.measure.solo import CORES
     from cotenant.work import CPU
@@ -173,27 +174,27 @@ def _opened(settings: ServerConfig, share: Share) -> Iterator[TargetDevice]:
         yield executor.target
 
 
-def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
-    """What is to be done for the server to use a placement."""
+def _use(request: PlacementRequest, *, is_served: bool) -> list[str]:
+    """Settings that the user must change for the server to use a placement."""
     from cotenant.repository import default_version
 
     notes = []
-    if default_version(asked.root, asked.model).config.model.placement == "none":
-        notes.append(f"For it to be used, set placement = 'auto' under [model] in {asked.model}/config.toml.")
+    if default_version(request.root, request.model).config.model.placement == "none":
+        notes.append(f"For it to be used, set placement = 'auto' under [model] in {request.model}/config.toml.")
     if not is_served:
         notes.append(
-            "No launch of this server gets more than one core: for it to be used, set lanes = 'all', or lists of "
-            "cores, under [device] in cotenant.toml."
+            "Launches of this server get one core each. For it to be used, set lanes = 'all', or lists of cores, under "
+            "[device] in cotenant.toml."
         )
     return notes
 
 
 def measured_ratio(
-    asked: PlacementAsked, placement: UnitPlacement, share: Share, where: TargetDevice | None = None
+    request: PlacementRequest, placement: UnitPlacement, share: Share, where: TargetDevice | None = None
 ) -> float:
-    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server.
+    """Time of runs by a placement over that of sequential runs, measured alternately now; kept for the server.
 
-    `where` is the place of the share, by default the cores of this machine.
+    `where`: target device of the share, by default the cores of this machine.
     """
     from cotenant.execute.strategy import VersionTrial
     from cotenant.measure.inputs import make_inputs
@@ -203,17 +204,17 @@ def measured_ratio(
     from cotenant.techniques.placement.execute.placeable import Placeable
     from cotenant.techniques.placement.measure.placed import check_path, placed_ratio
 
-    found = default_version(asked.root, asked.model)
-    opened = open_version(asked.root, found, where or CORES, placed=False)
+    found = default_version(request.root, request.model)
+    opened = open_version(request.root, found, where or CORES, placed=False)
     with opened.runner as model:
-        assert isinstance(model, Placeable)  # others have no profile of tasks
+        assert isinstance(model, Placeable)  # only these have a profile of tasks
         model.place(placement)
-        path = check_path(graphs_path(asked.root), placement)
+        path = check_path(graphs_path(request.root), placement)
         path.unlink(missing_ok=True)
         is_batched = found.config.model.max_batch > 1
         trial = VersionTrial(
             found,
-            graphs_path(asked.root),
+            graphs_path(request.root),
             opened.shapes,
             where or CORES,
             (),
@@ -223,18 +224,18 @@ def measured_ratio(
 
 
 def _doubts(tasks: ModelTasks) -> list[str]:
-    """What speaks against the measurement."""
+    """Doubts about the measurement, as sentences."""
     notes = []
     for name, times in (("one core", tasks.core), ("the GPU" if tasks.sms else tasks.where, tasks.whole)):
         if not _EXPLAINED[0] <= times.added_up <= _EXPLAINED[1]:
             notes.append(
-                f"On {name} the units add up to {times.added_up:.2f} of the measured whole, "
-                f"{times.whole_ns / 1e6:.3g} ms: expect as much of an error, or measure again with --fresh."
+                f"On {name} the times of the units add up to {times.added_up:.2f} of the measured whole, "
+                f"{times.whole_ns / 1e6:.3g} ms: expect such an error, or measure again with --fresh."
             )
     if tasks.is_disturbed:
         notes.append(
-            f"The machine was busy with other work while this was measured (wall time {tasks.disturbance:.2f} of CPU "
-            "time). It is measured again next time: repeat the command when it is quiet."
+            f"Other processes used the cores during the measurement (wall time {tasks.disturbance:.2f} of CPU time). "
+            "The next call measures again: repeat the command on an idle machine."
         )
     return notes
 
@@ -248,11 +249,11 @@ def _searched(
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():
-        console.print("the search is a hundred times slower without numba: pip install 'cotenant[solver]'")
+        console.print("without numba the search is 100 times slower: pip install 'cotenant[solver]'")
     with console.status("searching a placement") as status:
 
         def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
-            status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms, none below {bound_ns / 1e6:.4g} ms")
+            status.update(f"{evaluated:,} plans, best {best_ns / 1e6:.4g} ms, lower bound {bound_ns / 1e6:.4g} ms")
             return True
 
         search = OverflowSearch(
@@ -267,7 +268,7 @@ def _searched(
 
 
 def _show(
-    asked: PlacementAsked,
+    request: PlacementRequest,
     view: PlacementOverview,
     tasks: ModelTasks,
     ratio: float | None,
@@ -284,18 +285,18 @@ def _show(
         write_whole(output.svg, placement_svg(view, f"{view.model} on {tasks.where}").encode())
         written = [*written, output.svg]
     if output.as_json:
-        print_json(_facts(asked, view, tasks, ratio, notes, written))
+        print_json(_facts(request, view, tasks, ratio, notes, written))
         return
     console = make_console()
 
     def lines() -> Iterator[str]:
         yield from placement_lines(view)
-        if asked.aim is Aim.throughput:
+        if request.aim is Aim.throughput:
             yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
         if ratio is not None:
-            verdict = "" if is_kept else ": it is not 3 % quicker, and not kept for serving"
-            whole = f"a run of the whole on {f'{tasks.sms} SMs' if tasks.sms else tasks.where}"
-            yield f"Measured in turns, it takes {ratio:.2f} of the time of {whole}{verdict}."
+            verdict = "" if is_kept else ": it gains less than 3 %, so it is not kept for serving"
+            whole = f"a sequential run on {f'{tasks.sms} SMs' if tasks.sms else tasks.where}"
+            yield f"Measured, the placement takes {ratio:.2f} of the time of {whole}{verdict}."
         yield from notes
         yield from (f"Written: {path}" for path in written)
 
@@ -306,7 +307,7 @@ def _show(
 
 
 def _facts(
-    asked: PlacementAsked,
+    request: PlacementRequest,
     view: PlacementOverview,
     tasks: ModelTasks,
     ratio: float | None,
@@ -319,7 +320,7 @@ def _facts(
         "model": view.model,
         "cores": tasks.cores,
         "sms": tasks.sms,
-        "goal": asked.aim,
+        "goal": request.aim,
         "gains": view.gains,
         "gain_pct": view.gain_pct,
         "measured_ratio": ratio,

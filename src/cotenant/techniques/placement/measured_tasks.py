@@ -1,4 +1,4 @@
-"""The profiles of tasks and the placements that repositories keep, without those of models that changed since."""
+"""Profiles of tasks and placements of repositories, without those of models that changed since the measurement."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Tasks = dict[str, dict[int, ModelTasks]]
 
 
 def read_tasks(roots: Sequence[Path], models: Collection[str] = (), *, stale: bool | None = None) -> Tasks:
-    """The tasks that were measured in repositories; where several have a tenant, those of the last.
+    """Measured tasks of repositories; of a tenant in several, those of the last one.
 
-    Tenants that changed since are left out. With `stale` or without (False) none are left out, and those of `models`
-    that changed are used with a warning, or refused with StaleProfileError. Raises ProfileError for files that are
-    broken.
+    `stale`: None leaves changed tenants out, True uses changed ones of `models` with a warning, and False raises
+    StaleProfileError for them. Raises ProfileError for damaged files.
     """
     found: Tasks = {}
     for root in roots:
@@ -39,14 +38,14 @@ def read_tasks(roots: Sequence[Path], models: Collection[str] = (), *, stale: bo
 
 
 def read_placements(root: Path) -> tuple[UnitPlacement, ...]:
-    """The placements that a repository keeps, of tenants that did not change since. Raises as `read_tasks`."""
+    """The kept placements of a repository, of unchanged tenants. Raises as `read_tasks`."""
     each = [tasks for by_size in read_tasks([root]).values() for tasks in by_size.values()]
     paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores, tasks.sms) for tasks in each]
     return tuple(load_placement(path) for path in paths if path.exists())
 
 
 def _changes(root: Path, measured: Mapping[str, Mapping[int, ModelTasks]]) -> dict[str, str]:
-    """What changed since tasks were measured, as a sentence by tenant; of all sizes of share together."""
+    """Changes since tasks were measured, as a sentence by tenant, over all sizes of share."""
     contents: dict[str, ModelContent | UnsetType] = {}
     for tenant, by_size in measured.items():
         each = dict.fromkeys(tasks.content for tasks in by_size.values())

@@ -1,4 +1,4 @@
-"""The section of plan files with placements: where the units of models run in shares of several cores."""
+"""Section of plan files with placements of models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msgspec import Struct
+from typing_extensions import override
 
 from cotenant.errors import PlanError
 from cotenant.files import convert, to_table
@@ -22,27 +23,28 @@ class _Tables(Struct, frozen=True):
 
 
 class PlacementSection(FileSection):
-    """Placements. A plan of tenants takes those that the repository keeps of the tenants' models."""
+    """Placements. A plan of tenants includes the kept placements of the tenants' models."""
 
     keys: ClassVar = (PLACEMENT,)
     comment: ClassVar = "# Made by 'cotenant place'; 'cotenant plan --check' tells whether it holds.\n"
 
+    @override
     def read(self, table: dict[str, Any], where: str) -> tuple[UnitPlacement, ...]:
-        """The placements. Whether they hold is for `check` to say."""
         return convert(table, _Tables, where, PlanError).placement
 
+    @override
     def tables(self, content: Sequence[UnitPlacement]) -> dict[str, Any]:
-        """An array of tables."""
         return {PLACEMENT: to_table(content)}
 
+    @override
     def kept(self, root: Path, models: Collection[str]) -> tuple[UnitPlacement, ...]:
-        """The placements of models that did not change since. Raises ProfileError for files that are broken."""
+        """Kept placements of unchanged models. Raises ProfileError for damaged files."""
         from cotenant.techniques.placement.measured_tasks import read_placements
 
         return tuple(each for each in read_placements(root) if each.model in models)
 
+    @override
     def check(self, content: Sequence[UnitPlacement], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-        """Judge each by the tasks that were measured of its model."""
         from cotenant.techniques.placement.measured_tasks import read_tasks
         from cotenant.techniques.placement.plan.judge import placement_faults
 
@@ -51,8 +53,8 @@ class PlacementSection(FileSection):
             [fault for each in content for fault in placement_faults(each, measured.get(each.model, {}))]
         )
 
+    @override
     def words(self, content: Sequence[UnitPlacement]) -> list[str]:
-        """Model, share, and time before and after."""
         return [
             f"{each.model} placed on {each.where}, {each.latency_ns / 1e6:.3g} ms instead of "
             f"{each.sequential_ns / 1e6:.3g}"

@@ -1,6 +1,6 @@
-"""A placement for the terminal, or as an SVG: what each lane runs before and after, and where each branch runs.
+"""Picture of a placement for the terminal or as an SVG: Gantt charts before and after, and a table of stages.
 
-It can be read without colour: every stage has a letter, dots are idle time.
+It is readable without colour: every stage has a letter, dots are idle time.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of,
 from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT, PlacementOverview, StageView
 
 _MOST_STAGES = 24
-"""Stages that a table lists: those that take longest."""
+"""Most stages in the table: those of the longest service times."""
 _SAID = 0.02
-"""Of a stage's time: devices that have less of it are not named."""
+"""Least share of a stage's time for which a device is named."""
 _NO_GAP_PCT = 0.05
-"""What is printed as none."""
+"""Largest gap that is printed as none."""
 
 
 def placement_picture(view: PlacementOverview, width: int = 80) -> RenderableType:
     """Both Gantt charts on one scale, and the table of stages, at most `width` columns wide."""
     width = max(60, min(width, MOST_WIDTH))
     keys = keys_of([str(number) for number in range(len(view.stages))])
-    charts = compared({"One after the other": view.before, "Placed": view.after}, keys, width, has_busy=True)
+    charts = compared({"Sequential": view.before, "Placed": view.after}, keys, width, has_busy=True)
     return Group(*charts, _table(view, keys, width))
 
 
 def placement_svg(view: PlacementOverview, title: str) -> str:
-    """The picture as the text of an SVG file that needs nothing beside it."""
+    """The picture as the text of a self-contained SVG file."""
     return svg_of(placement_picture(view, MOST_WIDTH), title)
 
 
 def placement_lines(view: PlacementOverview) -> Iterator[str]:
-    """The answers in sentences."""
+    """The results in sentences."""
     waiting = sum(ns > 0 for ns in view.queueing_ns)
     yield (
-        f"One after the other, {100 * waiting / len(view.queueing_ns):.0f} % of the {len(view.queueing_ns)} units wait "
-        f"for the device when their inputs are there, {in_ms(sum(view.queueing_ns))} ms in all; units take "
-        f"{in_ms(sum(view.service_ns))} ms."
+        f"Sequential: {100 * waiting / len(view.queueing_ns):.0f} % of {len(view.queueing_ns)} units queue for the "
+        f"device, {in_ms(sum(view.queueing_ns))} ms in all; their service times are {in_ms(sum(view.service_ns))} ms."
     )
-    bound = f"no placement goes below {in_ms(view.bound_ns)} ms"
+    bound = f"the lower bound is {in_ms(view.bound_ns)} ms"
     if view.gains:
         is_least = view.is_proved or view.gap_pct < _NO_GAP_PCT
-        gap = "no placement takes less" if is_least else f"{bound}, a gap of {view.gap_pct:.1f} %"
+        gap = "the placement is optimal" if is_least else f"{bound}, a gap of {view.gap_pct:.1f} %"
         yield (
-            f"{view.model}: {in_ms(view.sequential_ns)} ms before, {in_ms(view.latency_ns)} ms placed, "
+            f"{view.model}: {in_ms(view.sequential_ns)} ms sequential, {in_ms(view.latency_ns)} ms placed, "
             f"{view.gain_pct:.1f} % less; {gap}."
         )
     elif view.most_gain_pct < LEAST_GAIN_PCT:
-        yield f"{view.model}: nothing is to be gained. It takes {in_ms(view.sequential_ns)} ms, and {bound}."
+        sequential = f"Sequential {in_ms(view.sequential_ns)} ms"
+        yield f"{view.model}: no placement can gain {LEAST_GAIN_PCT:g} %. {sequential}; {bound}."
     else:
         yield (
-            f"{view.model}: nothing is gained. It takes {in_ms(view.sequential_ns)} ms, the best placement that was "
-            f"found {in_ms(view.latency_ns)}, and less than {LEAST_GAIN_PCT:g} % is not told from none; {bound}."
+            f"{view.model}: no placement gains {LEAST_GAIN_PCT:g} %, the least measurable gain. Sequential "
+            f"{in_ms(view.sequential_ns)} ms, best placement {in_ms(view.latency_ns)} ms; {bound}."
         )
 
 
@@ -66,7 +66,7 @@ def _table(view: PlacementOverview, keys: Keys, width: int) -> RenderableType:
     shown_devices = view.devices[:2]
     table.add_column("", no_wrap=True)
     table.add_column("stage", no_wrap=True)
-    for head in ("branches", "units", *(f"{name}\nms" for name in shown_devices), "waits\nms"):
+    for head in ("branches", "units", *(f"{name}\nms" for name in shown_devices), "queue\nms"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("runs on", overflow="fold")
     order = sorted(range(len(view.stages)), key=lambda number: -max(view.stages[number].service_ns.values()))

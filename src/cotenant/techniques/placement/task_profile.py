@@ -1,4 +1,4 @@
-"""The profile of tasks: what each unit of a model takes on each device of a share, and what it hands to others."""
+"""Profile of tasks: the time of each unit of a model on each device of a share, and the tensors between units."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cotenant.techniques.placement.unit_placement import where_of
 
 FORMAT = "cotenant-tasks/1"
 MOST_DISTURBANCE = 1.1
-"""Wall time over CPU time on one core, up to which a measurement counts as undisturbed."""
+"""Largest ratio of wall time to CPU time on one core of an undisturbed measurement."""
 _Ns = Annotated[int, Meta(ge=0)]
 
 
 class UnitTensor(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that one unit makes and others read, by their numbers; one tensor, however many read it."""
+    """A tensor between units, by number: its producer and all its readers."""
 
     name: str
     producer: Annotated[int, Meta(ge=0)]
@@ -28,7 +28,7 @@ class UnitTensor(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceTimes(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured on one device: the units alone, a call of a session on top, and the whole as it is served."""
+    """Times on one device: each unit's computation, the overhead of one session call, and the whole model as served."""
 
     unit_ns: tuple[_Ns, ...]
     launch_ns: _Ns
@@ -36,37 +36,36 @@ class DeviceTimes(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def added_up(self) -> float:
-        """All units one after the other, and one call, over the measured whole: 1 where the times explain it."""
+        """Sum of all units and one call over the measured whole; 1 if the times explain the whole."""
         return (sum(self.unit_ns) + self.launch_ns) / self.whole_ns
 
 
 class CopyTimes(Struct, frozen=True, forbid_unknown_fields=True):
-    """What copies in one direction between a GPU and the host take: bytes over the rate, and the latency on top, with
-    which who waits for the copy knows of its end."""
+    """Copies in one direction between a GPU and the host: `bytes / bytes_per_s + latency_ns`. The latency includes the
+    detection of the copy's end."""
 
     bytes_per_s: Annotated[float, Meta(gt=0)]
     latency_ns: _Ns
 
 
 class BatchTimes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same as of one row for a batch of several, on one core and on all cores of the share."""
+    """Times of a batch of several rows, on one core and on all cores of the share."""
 
     core: DeviceTimes
     whole: DeviceTimes
 
 
 class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
-    """One model version in a share of `cores` cores, at its largest declared shape, one row; `batches` has the times of
-    those larger batches that were measured, by their rows. `splits` as of Tenant; it is empty where that is not known.
-    `join_ns_per_mib` is what it takes to put rows of several parts together, 0 where batches are not.
+    """Measured tasks of one model version in a share of `cores` cores, for one row of the largest declared shape.
 
-    `units` are the names of its units, `graph` that of their optimised graph, `digest` and `content` as in
-    ModelProfile. `core` are times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another
-    core. `variation` is that of a stretch's times from run to run (robust standard deviation over median),
-    `disturbance` wall time over CPU time on one core: well above 1 where others took the core meanwhile.
-
-    With `sms` the share is of so many SMs of a GPU, the cores are beside it, and `whole` are times in the share of the
-    GPU; `down` are copies from there to the host, `up` those to there.
+    - `units`: names of the units; `graph`: name of their optimised graph; `digest`, `content`: as in ModelProfile.
+    - `core`: times on one core; `whole`: on all cores of the share. `hand_over_ns`: time to wake another core's lane.
+    - `batches`: times of larger batches, by rows. `splits`: as of Tenant, empty if unknown. `join_ns_per_mib`: time to
+      concatenate the rows of several chunks, 0 for models without batches.
+    - `variation`: coefficient of variation of a segment's times (robust). `disturbance`: wall time over CPU time on one
+      core, well above 1 if other processes used the core.
+    - With `sms`, the share has so many SMs of a GPU, with `cores` beside it. `whole`: times on the GPU; `down`, `up`:
+      copies to the host, and to the GPU.
     """
 
     digest: str
@@ -89,12 +88,12 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other work took the cores meanwhile: such figures are measured again when they are next asked for."""
+        """Whether other processes used the cores during the measurement; such times are measured again next time."""
         return self.disturbance > MOST_DISTURBANCE
 
     @property
     def sequential_ns(self) -> int:
-        """The measured whole, on one core or on all (or on the GPU), whichever is quicker."""
+        """Least measured time of the whole: on one core, or on all cores (or the GPU)."""
         return min(self.core.whole_ns, self.whole.whole_ns)
 
     @property
@@ -104,7 +103,7 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskProfile(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that was measured of a repository's models on one device, by tenant and number of cores, or of SMs."""
+    """Measured tasks of a repository's models on one device, by tenant and number of cores, or of SMs."""
 
     device: Device
     created: str
@@ -114,10 +113,10 @@ class TaskProfile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_tasks(path: Path, profile: TaskProfile) -> None:
-    """Write a profile of tasks, as a whole."""
+    """Write a profile of tasks atomically."""
     save(path, profile)
 
 
 def load_tasks(path: Path) -> TaskProfile:
-    """Read a profile of tasks. Raises ProfileError when it is none."""
+    """Read a profile of tasks. Raises ProfileError for other files."""
     return load(path, TaskProfile, FORMAT, ProfileError, "make it with 'cotenant place'")

@@ -1,7 +1,7 @@
-"""Placements of a model's units over the devices of a share, as plan files hold them and servers find them.
+"""Placements of a model's units over the devices of a share, the format of plan files and repositories.
 
-The cores of a share are numbered from 0; `cpu:0`, `cpu:1`, ... are lanes of one core, `cpu:0-1` is all of them at once.
-A share of a GPU is `cuda:0`, whichever GPU it is of, and the cores are some beside it, each a lane.
+Cores of a share are numbered from 0. Devices: `cpu:0`, `cpu:1`, ... are single cores, `cpu:0-1` is all cores at once.
+With a GPU, `cuda:0` is the share of whichever GPU, and the cores are beside it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ FORMAT = "cotenant-placement/1"
 _Name = Annotated[str, Meta(min_length=1)]
 _Ns = Annotated[int, Meta(ge=0)]
 GPU_LANE = "cuda:0"
-"""The device that is a share of a GPU."""
+"""Name of the device of a GPU share."""
 
 
 class PlacedRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """Units that stand in a row in the order of a placement, and the device that runs them."""
+    """Consecutive units of a placement's order on one device."""
 
     device: _Name
     units: Annotated[tuple[_Name, ...], Meta(min_length=1)]
 
 
 class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the units of a model run in a share of `cores` cores, in order: every device runs its own as they stand.
-    With `sms` the share is of so many SMs of a GPU, and the cores are beside it.
+    """Placement of a model's units in a share of `cores` cores. Every device runs its units in the given order.
 
-    `graph` names the optimised graph whose units they are (the folder of `Runner.graph_path`). `latency_ns` is what the
-    plan was made to come to, `sequential_ns` the same for one unit after the other, `bound_ns` what no plan goes below.
+    `sms`: number of SMs of a GPU share, with the cores beside it; 0 without a GPU. `graph`: name of the optimised graph
+    of the units (the folder of `Runner.graph_path`). `latency_ns`: predicted latency; `sequential_ns`: latency of the
+    sequential run; `bound_ns`: lower bound of all placements.
     """
 
     model: _Name
@@ -60,13 +60,13 @@ class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def units(self) -> tuple[tuple[str, str], ...]:
-        """Each unit and its device, in order."""
+        """Units with their devices, in order."""
         return tuple((unit, run.device) for run in self.runs for unit in run.units)
 
     def places(self, names: Sequence[str], devices: Sequence[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The order as numbers of units, and the device of each unit, for a graph of such units and devices.
+        """The order as unit numbers, and the device of each unit, for a graph with these units and devices.
 
-        Raises ProfileError where the placement is of another graph: another unit or device.
+        Raises ProfileError for a placement of another graph.
         """
         numbers = {name: number for number, name in enumerate(names)}
         order, place = [], [""] * len(names)
@@ -84,24 +84,24 @@ class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def runs_of(units: Sequence[tuple[str, str]]) -> tuple[PlacedRun, ...]:
-    """Units with their devices, those in a row on one device taken together."""
+    """Combine consecutive units on one device."""
     return tuple(
         PlacedRun(device, tuple(unit for unit, _ in same)) for device, same in groupby(units, key=lambda each: each[1])
     )
 
 
 def lane_name(core: int) -> str:
-    """The device that is one core of the share."""
+    """Name of the device of one core."""
     return f"cpu:{core}"
 
 
 def whole_name(cores: int) -> str:
-    """The device that is all cores of the share at once."""
+    """Name of the device of all cores at once."""
     return f"cpu:0-{cores - 1}"
 
 
 def device_names(cores: int, sms: int = 0) -> tuple[str, ...]:
-    """The devices of a share: its cores, and all of them at once; of a share of a GPU that and the cores beside it."""
+    """Devices of a share: its cores and all cores at once, or a GPU share and the cores beside it."""
     lanes = tuple(map(lane_name, range(cores)))
     return (GPU_LANE, *lanes) if sms else (*lanes, whole_name(cores))
 
@@ -113,9 +113,9 @@ def where_of(cores: int, sms: int = 0) -> str:
 
 
 def cores_of(device: str, sms: int = 0) -> range:
-    """The cores of a device, by their numbers within the share; beside a GPU, which is number 0, they count from 1.
+    """Core numbers of a device of a share, from 0. With a GPU, the GPU has number 0, and cores count from 1.
 
-    Raises ValueError for what is none.
+    Raises ValueError for an unknown device.
     """
     if sms and device == GPU_LANE:
         return range(1)
@@ -124,10 +124,10 @@ def cores_of(device: str, sms: int = 0) -> range:
 
 
 def save_placement(path: Path, placement: UnitPlacement) -> None:
-    """Write a placement where a server finds it."""
+    """Write a placement to the repository's path for it."""
     save(path, placement)
 
 
 def load_placement(path: Path) -> UnitPlacement:
-    """Read a placement. Raises ProfileError when it is none."""
+    """Read a placement. Raises ProfileError for other files."""
     return load(path, UnitPlacement, FORMAT, ProfileError, "run 'cotenant place' again")

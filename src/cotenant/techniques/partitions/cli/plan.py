@@ -1,4 +1,4 @@
-"""`cotenant plan`: does it fit, on how many devices, how, and who breaks first; without hardware."""
+"""`cotenant plan`: whether tenants fit, on how many devices, and which tenant breaks first; without hardware."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLANNERS = tuple(registry.built_in(registry.PLANNERS))
 
 
 def _refused(sentence: str) -> Callable[[str | None], None]:
-    """Callback of options that `cotenant plan` no longer has."""
+    """Callback that refuses an option which moved to another command."""
 
     def refuse(value: str | None) -> None:
         if value:
@@ -45,7 +45,7 @@ def _refused(sentence: str) -> Callable[[str | None], None]:
 
 @dataclass(frozen=True, slots=True)
 class MovedOptions:
-    """Record of the options that other commands have now; they are refused for one version."""
+    """Record of options that moved to other commands; they are refused for one version."""
 
     placement: Annotated[
         str | None,
@@ -85,17 +85,16 @@ class MovedOptions:
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """Record of the options that say which measurements a plan rests on."""
+    """Record of the options for the measurements of a plan."""
 
     profiles: Annotated[
         list[str] | None,
         typer.Option(
-            help="A profiled repository or a profile file; DEVICE=PROFILE for one kind of device. May be given several "
-            "times.",
+            help="Profiled repository or profile file; DEVICE=PROFILE for one type of device. Repeatable.",
             show_default=False,
         ),
     ] = None
-    quantile: Annotated[str, typer.Option(help="Of measured latency, that the plan rests on.")] = "p95"
+    quantile: Annotated[str, typer.Option(help="Quantile of the measured latencies to plan with.")] = "p95"
     stale: Stale = False
 
     def tables(self) -> dict[str, ProfileCosts]:
@@ -105,11 +104,11 @@ class CostOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
-    """Record of the options that say who plans, and for which rates."""
+    """Record of the options for the planner and the rates."""
 
-    planner: Annotated[
-        str, typer.Option(help=f"Who plans: {', '.join((*_PLANNERS, 'or one that a package adds'))}.")
-    ] = _PLANNERS[0]
+    planner: Annotated[str, typer.Option(help=f"Planner: {', '.join((*_PLANNERS, 'or one that a package adds'))}.")] = (
+        _PLANNERS[0]
+    )
     headroom: Annotated[
         float | None,
         typer.Option(
@@ -117,22 +116,22 @@ class PlannerOptions:
         ),
     ] = None
     poisson: Annotated[
-        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
+        bool, typer.Option("--poisson", help="Instead, add the headroom that Poisson arrivals need.")
     ] = False
-    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None
+    running: Annotated[Path | None, typer.Option(help="Plan file to start from, if the planner can.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False
 
     @property
     def share(self) -> float:
-        """What is added to every rate, as a share of it."""
+        """Share added to every rate."""
         return self.headroom if self.headroom is not None else 0.0 if self.poisson else DEFAULT_HEADROOM
 
     def planners(self) -> tuple[Planner, Planner]:
-        """The planner, and the same with less effort, for the many plans of a search. Raises PlanError."""
+        """The planner, and the same planner with less effort for searches of many plans. Raises PlanError."""
         from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
 
         if self.planner == "ours" and find_spec("ortools") is None:
-            text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
+            text = "without OR-Tools it uses local search only: pip install 'cotenant[solver]'"
             typer.echo(f"cotenant: planner {self.planner}: {text}", err=True)
         made = make_planner(self.planner, self.share), make_planner(self.planner, self.share, _SEARCH_EFFORT)
         return (ForBursts(made[0]), ForBursts(made[1])) if self.poisson else made
@@ -147,18 +146,18 @@ def plan(
     costs: CostOptions,
     devices: Annotated[
         str | None,
-        typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
+        typer.Option(help="Number of devices instead of the file's: N, or NAME=N,...", show_default=False),
     ] = None,
     planning: PlannerOptions,
-    check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Check this plan against the profiles instead.")] = None,
     output: PlanOutput,
     moved: MovedOptions,
 ) -> None:
     """Plan tenants onto devices from measured profiles, check the plan, and show it.
 
-    Says whether it fits, on how many devices, how, and who breaks first. Status 1
-    when it does not fit, with what would mend it. With --check it judges a plan
-    file, also one of 'cotenant place' or 'cotenant co-schedule'.
+    Reports whether the tenants fit, on how many devices, and which tenant breaks
+    first. If they do not fit, lists changes that would help (exit status 1).
+    With --check, judges a plan file, also of 'cotenant place' or 'co-schedule'.
     """
     if not costs.profiles:
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
@@ -168,7 +167,7 @@ def plan(
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
         if devices or output.out or planning.running or planning.poisson or planning.headroom is not None:
-            text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
+            text = "a plan file has its own devices and headroom: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
         _check(check, costs, output)
         return
@@ -195,7 +194,7 @@ def _roots(tables: Mapping[str, ProfileCosts]) -> list[Path]:
 
 
 def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
-    """What repositories keep of these models for other sections of a plan file."""
+    """Contents that repositories keep of these models for other sections of a plan file."""
     found = {name: [section.kept(root, models) for root in roots] for name, section in sections().items()}
     return {name: tuple(chain(*each)) for name, each in found.items() if any(each)}
 
@@ -203,9 +202,9 @@ def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
 def _planned(
     planners: tuple[Planner, Planner], planning: PlannerOptions, request: Request, basis: CostBasis, *, as_json: bool
 ) -> tuple[PlanFile, dict[str, Any]]:
-    """A plan that was checked, and what else was found by planning; ends the command where there is none.
+    """A checked plan, and the least number of devices and growth limit; ends the command if there is no plan.
 
-    `planners` are those of `PlannerOptions.planners`.
+    `planners`: those of `PlannerOptions.planners`.
     """
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
@@ -222,13 +221,15 @@ def _planned(
     with make_console(stderr=True).status("planning") as status:
         found = planner.plan(loads, request.devices, basis.costs, running)
         if isinstance(found, Infeasible):
-            status.update("searching what would mend it")
+            status.update("searching changes that would make it fit")
             _show_infeasible(found, advisor.remedies(found), basis, planner.name, as_json=as_json)
             raise typer.Exit(EXIT_INFEASIBLE)
         wrong = violations(found, loads, request.devices, basis.costs, planning.share, request.applications)
         if wrong:
             blind = (
-                "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
+                "it ignores interference: plan with elastic_int or ours"
+                if is_blind(planner.name)
+                else "a fault of the planner"
             )
             raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
         status.update("searching the least number of devices")
@@ -240,7 +241,7 @@ def _planned(
 
 
 def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
-    """Say whether a plan file holds on what was measured; ends the command if not."""
+    """Check a plan file against measured profiles; ends the command if it does not hold."""
     from cotenant.techniques.partitions.plan.assess import violations
 
     contents = read_sections(path)
@@ -269,7 +270,7 @@ def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
 
 
 def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, output: PlanOutput) -> None:
-    """The same of a plan file without tenants."""
+    """Check a plan file without tenants."""
     roots = [Path(text) for text in costs.profiles or ()]
     faults, old = _check_sections(contents, roots, stale=costs.stale)
     if output.as_json:
@@ -285,25 +286,25 @@ def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, o
 
 
 def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-    """Judge all sections of a plan file together: see `FileSection.check`."""
+    """Faults of all sections of a plan file (`FileSection.check`)."""
     found = [sections()[name].check(content, roots, stale=stale) for name, content in contents.items()]
     return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
 
 
 def _words_of(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each part of a plan file in a few words, with the name of its section."""
+    """Section name and summary of each part of a plan file."""
     return [(name, words) for name, content in contents.items() for words in sections()[name].words(content)]
 
 
 def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Say why a plan file does not hold."""
+    """Print why a plan file does not hold."""
     print(f"{path} does not hold, {len(faults)} violation{'' if len(faults) == 1 else 's'}:")
     print(*(f"  {sentence}" for sentence in (*faults, *notes)), sep="\n")
 
 
 def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any], output: PlanOutput) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.partitions.plan.assess import assess, turn_notes
+    from cotenant.techniques.partitions.plan.assess import assess, sequential_slot_notes
     from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
 
     file: PlanFile = contents[TENANTS]
@@ -311,7 +312,7 @@ def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any]
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
     notes = (
         *basis.notes,
-        *turn_notes(made, request.loads, basis.costs),
+        *sequential_slot_notes(made, request.loads, basis.costs),
         *(f"{name}: {words}" for name, words in _words_of(contents)),
     )
     facts: dict[str, Any] = {
@@ -347,7 +348,7 @@ def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any]
 
 
 def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
-    """What becomes of queries that arrive at random at the rates asked for; a shorter time for many rows."""
+    """Outcomes of a simulation with Poisson arrivals at the requested rates; shorter for many rows."""
     from cotenant.techniques.partitions.world import simulate_plan
 
     request = file.request
@@ -389,11 +390,11 @@ def _show_infeasible(
 
     count = len(basis.devices)
     say(
-        f"It does not fit on {count} device{'' if count == 1 else 's'}, says the planner {planner}. "
-        f"{found.tenant!r} breaks: {found.constraint}."
+        f"The tenants do not fit on {count} device{'' if count == 1 else 's'} (planner {planner}). "
+        f"Tenant {found.tenant!r} breaks first: {found.constraint}."
     )
     say(f"  {found.detail}")
-    say("Any one of these would mend it:" if remedies else "No change of devices, one SLO or rates mends it.")
+    say("Each of these changes makes them fit:" if remedies else "No tried change of devices, SLOs or rates helps.")
     for remedy in remedies:
         say(f"  - {remedy.text}")
     for note in basis.notes:

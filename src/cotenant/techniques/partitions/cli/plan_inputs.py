@@ -1,4 +1,4 @@
-"""What `cotenant plan` is given: profiles of kinds of devices, and how many of each there are."""
+"""Inputs of `cotenant plan`: profiles of device types, and the number of devices of each type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_DEVICES = 10_000
 def tables_of(profiles: Sequence[str], quantile: str) -> dict[str, ProfileCosts]:
     """Tables by name of device type; "" for all types without a profile of their own.
 
-    Raises PlanError where a profile is of a repository that guarantees rates above its lanes.
+    Raises PlanError for a repository that guarantees higher rates than its lanes serve.
     """
     from cotenant.cli.rates import rates_fault
     from cotenant.errors import PlanError
@@ -40,7 +40,7 @@ def tables_of(profiles: Sequence[str], quantile: str) -> dict[str, ProfileCosts]
 
 
 def basis_for(tables: dict[str, ProfileCosts], request: Request, *, stale: bool = False) -> CostBasis:
-    """What a plan for a request rests on. Raises as `plan.sources.basis_of`."""
+    """Costs of a request. Raises as `plan.sources.basis_of`."""
     from cotenant.techniques.partitions.plan.sources import basis_of
 
     models = [load.model for load in request.loads]
@@ -49,7 +49,7 @@ def basis_for(tables: dict[str, ProfileCosts], request: Request, *, stale: bool 
 
 
 def with_devices(request: Request, devices: str | None) -> Request:
-    """The request with other counts of its kinds of devices, in their order."""
+    """The request with other numbers of its device types, in their order."""
     if devices is None:
         return request
     kinds = {device.name: device for device in request.devices}
@@ -58,14 +58,14 @@ def with_devices(request: Request, devices: str | None) -> Request:
         name, equals, number = part.partition("=")
         if not equals:
             if len(kinds) != 1:
-                text = f"{part!r} is no NAME=N, and there are {len(kinds)} kinds of device: {', '.join(kinds)}"
+                text = f"{part!r} is not NAME=N, and the file has {len(kinds)} device types: {', '.join(kinds)}"
                 raise typer.BadParameter(text, param_hint="--devices")
             name, number = next(iter(kinds)), part
         if name.strip() not in kinds:
             text = f"device {name.strip()!r} is not in the file, which has {', '.join(kinds)}"
             raise typer.BadParameter(text, param_hint="--devices")
         if not re.fullmatch(r"[0-9]{1,5}", number.strip()) or int(number) > MOST_DEVICES:
-            text = f"{number!r} is no number of devices up to {MOST_DEVICES}"
+            text = f"{number!r} is not a number of devices up to {MOST_DEVICES}"
             raise typer.BadParameter(text, param_hint="--devices")
         if name.strip() in counts:
             raise typer.BadParameter(f"device {name.strip()!r} has two counts, expected one", param_hint="--devices")

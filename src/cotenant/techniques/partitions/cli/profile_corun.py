@@ -1,4 +1,4 @@
-"""The co-run part of `cotenant profile`: partitions, measuring, and the tables."""
+"""Options, measurement and tables of co-runs in `cotenant profile`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _SHOWN = 12
 
 @dataclass
 class CoRunCampaign(ProfileCampaign):
-    """Measures latency in the partitions of splits, and how much models slow each other down there."""
+    """Measures latencies in the partitions of splits, and the slowdown of models beside each other."""
 
     partitions: Annotated[
         list[str] | None,
         typer.Option(
             "--partitions",
-            help="Profile at the partitions of a split, like '1,1' (cores) or '50,50' (per cent of a GPU); repeatable.",
+            help="Split to profile, like '1,1' (cores) or '50,50' (percent of a GPU). Repeatable.",
             show_default=False,
         ),
     ] = None
     corun: Annotated[
-        bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
+        bool, typer.Option("--corun", help="Also measure how models slow each other down in partitions.")
     ] = False
     budget_s: Annotated[
         float, typer.Option(min=1.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on co-runs.")
@@ -49,29 +49,29 @@ class CoRunCampaign(ProfileCampaign):
     coruns: dict[str, Any] | None = field(default=None, init=False)
 
     def prepare(self, settings: ServerConfig) -> tuple[ServerConfig, tuple[Share, ...]]:
-        """Divide the device."""
+        """Settings with the splits, and the partitions to profile."""
         settings, self.splits, parts = divided(settings, self.partitions or (), self.corun)
         return settings, parts
 
     def measure(self, run: ProfileRun) -> None:
-        """Measure co-runs."""
+        """Measure co-runs, with --corun."""
         if self.corun:
             with progress_bar(quiet=run.quiet) as on_step:
-                told = self.splits, self.budget_s, run.fresh, on_step, run.errors
-                self.coruns = measure(run.root, run.settings, run.profile, *told)
+                arguments = self.splits, self.budget_s, run.fresh, on_step, run.errors
+                self.coruns = measure(run.root, run.settings, run.profile, *arguments)
 
     def found(self) -> dict[str, object]:
-        """Rows of factors, what antagonists do, and how well held-out co-runs are predicted."""
+        """Measured co-runs, effects of antagonists, and prediction errors on held-out co-runs."""
         return {"coruns": self.coruns}
 
     def show(self, console: Console) -> None:
-        """Tables of factors."""
+        """Print the table of slowdowns."""
         if self.coruns:
             show(console, self.coruns)
 
 
 def parse_split(text: str) -> tuple[int, ...]:
-    """Sizes with ',' between them. Raises ConfigError."""
+    """Sizes of a split, separated by ','. Raises ConfigError."""
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
@@ -84,10 +84,10 @@ def parse_split(text: str) -> tuple[int, ...]:
 def divided(
     settings: ServerConfig, texts: Sequence[str], corun: bool
 ) -> tuple[ServerConfig, list[tuple[int, ...]], tuple[Share, ...]]:
-    """Settings to profile with, the splits, and the partitions of them. Without splits, the lanes are one.
+    """Settings to profile with, the splits, and their partitions. By default co-runs use the lanes as a split.
 
-    A GPU is divided by its driver in one way at a time: its split becomes the shares of the settings. Raises
-    ConfigError for what the device cannot be divided into, and for co-runs on a GPU, before anything is measured.
+    A GPU has one split at a time, which becomes the shares of the settings. Raises ConfigError for a split that the
+    device cannot have, and for co-runs on a GPU.
     """
     from cotenant.execute.layout import cores_alone, device_cores, lanes_of
     from cotenant.techniques.partitions.measure.corun_measure import partitions_of
@@ -119,7 +119,7 @@ def measure(
     on_step: Callable[[int, int, str], None],
     errors: dict[str, str],
 ) -> dict[str, Any]:
-    """Measure co-runs and say what was found; adds to `errors` what was left out."""
+    """Measure co-runs and return their JSON; adds the errors of skipped co-runs to `errors`."""
     from cotenant.repository import coruns_path
     from cotenant.techniques.partitions.coruns import runs_of
     from cotenant.techniques.partitions.measure.corun_interference import antagonist_features
@@ -140,43 +140,43 @@ def measure(
 
 
 def show(console: Console, coruns: dict[str, Any]) -> None:
-    """Print the worst factors, the antagonist's, and how well held-out co-runs are predicted."""
+    """Print the largest slowdowns, the effects of antagonists, and prediction errors on held-out co-runs."""
     from cotenant.techniques.partitions.coruns import CoRunRow
 
     rows = msgspec.convert(coruns["rows"], list[CoRunRow])
     console.print(factor_table(rows))
     for name, each in coruns["antagonist"].items():
         console.print(
-            f"{name} beside antagonists takes {each['suffered']:.2f} times as long, and they take {each['caused']:.2f} "
-            "times as long beside it."
+            f"{name}: {each['suffered']:.2f} times slower beside antagonists, which are {each['caused']:.2f} times "
+            "slower beside it."
         )
     held = coruns["held_out"]
     console.print(f"{coruns['measurements']} co-runs saved to {coruns['file']}")
     if held:
         console.print(
-            f"Of {held['tests']} factors that were drawn at random and not fitted to, half are predicted within "
-            f"{held['median_error_pct']:.1f} % and nine of ten within {held['p90_error_pct']:.1f} %."
+            f"Prediction error on {held['tests']} held-out random co-runs: median {held['median_error_pct']:.1f} %, "
+            f"90th percentile {held['p90_error_pct']:.1f} %."
         )
 
 
 def factor_table(rows: Sequence[CoRunRow]) -> FittedTable:
-    """The rows that slow down most, and all beside antagonists."""
+    """Table of the largest slowdowns, beside antagonists and other models."""
     from cotenant.report.fitted_table import FittedTable
 
-    table = FittedTable(title="Latency beside others over that alone, each in its partition")
+    table = FittedTable(title="Slowdown: latency beside co-runners over latency alone")
     heads, cells = factor_cells(rows)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < 2 else "right")
     for line in cells[:_SHOWN]:
         table.add_row(*line)
     if len(cells) > _SHOWN:
-        table.caption = f"the {_SHOWN} largest of {len(cells)}"
+        table.caption = f"The {_SHOWN} largest of {len(cells)} slowdowns."
     return table
 
 
 def factor_cells(rows: Sequence[CoRunRow]) -> tuple[list[str], list[list[str]]]:
-    """Heads and lines of that table, the largest factor first."""
-    heads = ["target", "beside", "alone p50", "beside p50", "times", "times, p95", "launches"]
+    """Heads and rows of that table, the largest slowdown first."""
+    heads = ["target", "beside", "alone p50", "beside p50", "slowdown p50", "slowdown p95", "launches"]
     cells = []
     for row in sorted(rows, key=lambda each: -each.corun().factor):
         alone, beside = row.alone, row.beside

@@ -1,1 +1,1 @@
-"""Measuring how partitions disturb each other."""
+"""Measurement of interference between partitions."""

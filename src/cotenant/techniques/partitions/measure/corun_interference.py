@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from cotenant.errors import CotenantError, InvalidValueError
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import coruns_path, find_versions, model_names, profile_path
@@ -18,14 +20,14 @@ _FEWEST = 2
 
 @dataclass(frozen=True, slots=True)
 class AntagonistFactors:
-    """What a launch and antagonists do to each other: its factor beside them, and that of an antagonist beside it."""
+    """Slowdown of a launch beside antagonists (`suffered`), and of an antagonist beside the launch (`caused`)."""
 
     suffered: float
     caused: float
 
 
 def antagonist_features(rows: Sequence[CoRunRow]) -> dict[CoRunner, AntagonistFactors]:
-    """Sensitivity and pressure of each (tenant, batch, size) measured alone among antagonists, from no counter."""
+    """Slowdowns of each (tenant, batch, size) that was measured alone among antagonists."""
     found: dict[CoRunner, AntagonistFactors] = {}
     for run in runs_of(rows):
         tenants = [row for row in run if row.target[0] != ANTAGONIST]
@@ -36,7 +38,7 @@ def antagonist_features(rows: Sequence[CoRunRow]) -> dict[CoRunner, AntagonistFa
 
 
 def valid_rows(root: Path, profile: Profile) -> tuple[CoRunRow, ...]:
-    """Co-runs that hold for the models of a profile on its device; none where nothing was measured.
+    """Co-runs of a repository that are valid for the models and the device of a profile.
 
     Raises ProfileError for a file that cannot be used.
     """
@@ -50,11 +52,10 @@ def valid_rows(root: Path, profile: Profile) -> tuple[CoRunRow, ...]:
 
 
 def corun_interference(root: Path, *, quantile: str = "p50", seed: int = 0) -> Interference | None:
-    """The interference model of a profiled repository, fitted to its measured co-runs; sizes are cores.
+    """The interference model of a repository, fitted to its measured co-runs; sizes are cores.
 
-    None where there is no profile, or fewer than two co-runs of the same device and the same models. Models go by the
-    name of their tenant, and by that of their directory. Factors compare `quantile`, one of QUANTILES, of the launches
-    beside others with that of the launches alone.
+    None without a profile or with fewer than two valid co-runs. Models have the names of their tenants and of their
+    directories. Slowdowns are ratios of `quantile` (one of QUANTILES) beside co-runners to the same quantile alone.
 
     Raises ProfileError for files that cannot be used, InvalidValueError for another quantile.
     """
@@ -70,24 +71,24 @@ def corun_interference(root: Path, *, quantile: str = "p50", seed: int = 0) -> I
 
 
 @dataclass(frozen=True, slots=True)
-class NamedInterference:
-    """An interference model whose models have other names too: `tenants` gives the known name by the other one."""
+class NamedInterference(Interference):
+    """An interference model with further names of models. `tenants`: the fitted name by other name."""
 
     fitted: PressureInterference
     tenants: Mapping[str, str]
 
+    @override
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
-        """See `Interference`."""
         return self.fitted.factor(self._known(model), batch, size, self._all(others))
 
+    @override
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
-        """See `Interference`."""
         return self.fitted.adds(self._known(model), batch, size, self._all([other])[0])
 
+    @override
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
-        """See `Interference`."""
         return self.fitted.factor_at(quantile, self._known(model), batch, size, self._all(others))
 
     def _known(self, model: str) -> str:
@@ -98,7 +99,7 @@ class NamedInterference:
 
 
 def _tenants(root: Path) -> dict[str, str]:
-    """Tenants by the model's directory, where the names differ and the directory's is nobody's tenant."""
+    """Tenants by model directory, for directories with another name than their tenant and no tenant of that name."""
     found: dict[str, str] = {}
     owners: list[str] = []
     for name in model_names(root):
@@ -108,5 +109,5 @@ def _tenants(root: Path) -> dict[str, str]:
                 if each.is_default and each.tenant != name:
                     found[name] = each.tenant
         except CotenantError:
-            continue  # such a model is in no profile either
+            continue  # an unreadable model is in no profile
     return {name: tenant for name, tenant in found.items() if name not in owners}

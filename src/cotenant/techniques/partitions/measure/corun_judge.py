@@ -1,4 +1,4 @@
-"""How good the fit to a repository's co-runs is, by the co-runs that were drawn at random."""
+"""Errors of the interference model on the randomly drawn co-runs of a repository, as a test set."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ QUANTILE = 0.95
 
 
 def judge_random(rows: Sequence[CoRunRow]) -> dict[str, Any] | None:
-    """Errors on the co-runs that were drawn at random, of a fit to all others; None where there are too few of either.
+    """Errors on the random co-runs of a fit to all others; None if there are too few of either.
 
-    `coverage_p95` is the share of them, in per cent, that stay below the 95 % quantile of the fit.
+    `coverage_p95`: percent of the random co-runs below the 95 % quantile of the fit.
     """
     test = [row.corun() for row in rows if row.chosen == "random"]
     train = [row.corun() for row in rows if row.chosen != "random"]
@@ -37,7 +37,7 @@ def judge_random(rows: Sequence[CoRunRow]) -> dict[str, Any] | None:
 
 
 def errors_pct(model: PressureInterference, tests: Sequence[CoRun]) -> tuple[float, float]:
-    """Median and 90th percentile of the relative errors, in per cent."""
+    """Median and 90th percentile of the relative errors, in percent."""
     found: npt.NDArray[np.float64] = np.array(
         [100 * abs(model.factor(*each.target, each.others) / each.factor - 1) for each in tests]
     )

@@ -1,8 +1,7 @@
-"""Measuring co-runs of a repository within a budget: what runs side by side, for how long, and in which order.
+"""Measures co-runs of a repository within a time budget.
 
-Every target is first measured beside antagonists, which bounds what it can lose and tells what it does to others.
-Then the launches come that tell most of what planners may ask (`corun_sampler`); every fifth is drawn at random, so
-that the fit can be judged by co-runs that it did not choose.
+1. Measure every model beside antagonists: its largest slowdown, and the slowdown that it causes.
+2. Measure the co-runs of largest information gain (`corun_sampler`). Every fifth one is random instead, as a test set.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from cotenant.work import Share
 
 Split = tuple[int, ...]
 RANDOM_EVERY = 5
-"""One in so many measurements is drawn at random."""
+"""One in so many co-runs is drawn at random."""
 ANTAGONIST_SHARE = 1 / 3
-"""Of the budget, that co-runs with antagonists may take."""
+"""Largest share of the budget for co-runs with antagonists."""
 MOST_CANDIDATES = 1000
 _SLOWER = 1.3
-"""How much longer launches are expected to take side by side, when the length of a loop is chosen."""
+"""Expected slowdown, for choosing the length of a loop."""
 _EXTRA_ROUNDS = 5
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CoRunEffort:
-    """How much to measure: for `budget_s` in all, each situation in `rounds` loops that take turns, until about `runs`
-    launches are in and for `window_s` at least. `array_bytes` is what an antagonist copies."""
+    """Effort of a measurement: `budget_s` in all. Each co-run has `rounds` alternating loops of about `runs` launches
+    together and at least `window_s` each. `array_bytes`: size of the array that an antagonist copies."""
 
     budget_s: float = 120.0
     runs: int = 12
@@ -66,9 +65,9 @@ class CoRunEffort:
 
 
 def partitions_of(section: DeviceSection, splits: Sequence[Split]) -> tuple[Share, ...]:
-    """The partitions of all splits, neighbouring cores together, and the whole device: what to profile at.
+    """Shares to profile: the partitions of all splits, on consecutive cores, and the whole device.
 
-    Raises ConfigError for a split that the device has not got.
+    Raises ConfigError for a split that does not fit the device.
     """
     cores = device_cores(section)
     found = [part for split in splits for part in _cut(cores, split)]
@@ -85,13 +84,13 @@ def measure_coruns(
     fresh: bool,
     on_step: OnStep,
 ) -> tuple[CoRunProfile, dict[str, str]]:
-    """Measure co-runs of the profiled models in the partitions of some splits, save them, and give all that hold.
+    """Measure co-runs of profiled models in the partitions of splits, save them, and return all valid ones.
 
-    What was measured before is kept and added to; what is interrupted goes on where it stopped. `on_step` is told of
-    seconds. The second answer holds the errors of what was left out.
+    New co-runs are added to valid earlier ones; an interrupted measurement is continued. `on_step` receives seconds.
+    Also returns the errors of skipped co-runs.
 
-    Raises ConfigError for a device that is no CPU, for splits that it has not got or of one partition only, and when no
-    model has a profile that holds here.
+    Raises ConfigError for a device that is not a CPU, for splits that do not fit it or have one partition only, and
+    without a valid profile.
     """
     cores = cores_alone(settings.device, "co-runs are measured", str(root))
     for split in splits:
@@ -106,7 +105,7 @@ def measure_coruns(
     before = campaign.known(load_coruns, lambda found: found.device.fingerprint)
     rows = list(before.still_valid(digests)) if before is not None else []
     kept, spent_s = _unfinished(campaign.journal, digests)
-    rows += [row for row in kept if row not in rows]  # killed after saving, before the journal went
+    rows += [row for row in kept if row not in rows]  # if it was killed between saving and removing the journal
     budget = round(effort.budget_s)
     with _Bench(root, cores, effort, targets) as bench:
         for launches, chosen in _agenda(wanted, targets, rows, bench, effort):
@@ -134,8 +133,8 @@ def measure_coruns(
 def _cut(cores: tuple[int, ...], split: Split) -> tuple[Share, ...]:
     if not split or min(split) < 1 or sum(split) > len(cores):
         raise ConfigError(
-            f"--partitions: {','.join(map(str, split))!r} asks for {sum(split)} cores, "
-            f"expected sizes from 1 that add up to {len(cores)} at most"
+            f"--partitions: {','.join(map(str, split))!r} needs {sum(split)} cores, "
+            f"expected sizes from 1 that add up to at most {len(cores)}"
         )
     starts = [sum(split[:at]) for at in range(len(split))]
     return tuple(Share(cores[start : start + size]) for start, size in zip(starts, split, strict=True))
@@ -144,9 +143,9 @@ def _cut(cores: tuple[int, ...], split: Split) -> tuple[Share, ...]:
 def _targets(
     root: Path, opened: Mapping[str, OpenedModel], profile: Profile, splits: Sequence[Split]
 ) -> dict[CoRunner, int]:
-    """Profiled latency of each (tenant, batch, size) that a plan may hold.
+    """Profiled latency in ns of each (tenant, batch, size) that a plan may have: at most half the SLO.
 
-    A row waits for a round, which is no shorter than its batch: what takes more than half of the SLO is never planned.
+    A row waits for a duty cycle, which is at least as long as its batch.
     """
     found: dict[CoRunner, int] = {}
     sizes = sorted({size for split in splits for size in split})
@@ -156,7 +155,7 @@ def _targets(
     missing = [size for size in sizes if all(key[2] != size for key in found)]
     if missing:
         raise ConfigError(
-            f"{root}: no model is profiled on {missing[0]} core(s); run 'cotenant profile --partitions' with them"
+            f"{root}: no model was profiled on {missing[0]} core(s); run 'cotenant profile --partitions' with this size"
         )
     return found
 
@@ -172,7 +171,7 @@ def _batches(name: str, size: int, opened: OpenedModel, profile: Profile) -> dic
 
 
 def _unfinished(journal: Journal, digests: Mapping[str, str]) -> tuple[list[CoRunRow], float]:
-    """Rows of a measurement that was interrupted, of the present models, and the seconds that it had taken."""
+    """Rows of an interrupted measurement for unchanged models, and its spent seconds."""
     rows: list[CoRunRow] = []
     seconds = 0.0
     for entry in journal.values():
@@ -181,7 +180,7 @@ def _unfinished(journal: Journal, digests: Mapping[str, str]) -> tuple[list[CoRu
                 rows += [_row(cells) for cells in entry["rows"]]
                 seconds += float(entry["seconds"])
         except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # of another version
+            continue  # an entry of another version
     return rows, seconds
 
 
@@ -192,7 +191,7 @@ def _agenda(
     bench: _Bench,
     effort: CoRunEffort,
 ) -> Iterator[tuple[Launches, str]]:
-    """What to measure, in order, with the reason. `rows` grows while it is read."""
+    """The co-runs to measure, in order, with the reason of each. The caller appends results to `rows`."""
     done = {tuple(sorted((row.target, *row.others))) for row in rows}
     spent = 0.0
     for launches in _beside_antagonists(splits, targets):
@@ -224,7 +223,7 @@ def _agenda(
 
 
 def _beside_antagonists(splits: Sequence[Split], targets: Mapping[CoRunner, int]) -> list[Launches]:
-    """Every model at its smallest batch, then at its largest one, alone among antagonists."""
+    """Co-runs of every model alone among antagonists, at its smallest batch, then at its largest one."""
     found: dict[Launches, None] = {}
     for pick in (min, max):
         for split in splits:
@@ -242,7 +241,7 @@ def _beside_antagonists(splits: Sequence[Split], targets: Mapping[CoRunner, int]
 
 
 def _candidates(splits: Sequence[Split], targets: Mapping[CoRunner, int], rng: np.random.Generator) -> list[Launches]:
-    """What may run side by side in the partitions of a split; where that is too much, as many drawn at random."""
+    """Candidate co-runs in the partitions of the splits: all combinations, or a random sample if there are too many."""
     of_size: dict[int, list[CoRunner]] = {}
     for key in targets:
         of_size.setdefault(key[2], []).append(key)
@@ -263,7 +262,7 @@ def _candidates(splits: Sequence[Split], targets: Mapping[CoRunner, int], rng: n
 
 
 class _Bench:
-    """Runs launches side by side in processes, each on cores of its own."""
+    """Runs concurrent launches in processes, each on its own cores."""
 
     def __init__(
         self, root: Path, cores: tuple[int, ...], effort: CoRunEffort, latency_ns: Mapping[CoRunner, int]
@@ -279,26 +278,26 @@ class _Bench:
         self.close()
 
     def close(self) -> None:
-        """End all processes; the next measurement starts them anew."""
+        """End all processes; the next measurement starts new ones."""
         for side in self._sides.values():
             side.close()
         self._sides = {}
 
     def seconds(self, launches: Launches) -> float:
-        """About how long `measure` takes, without loading models."""
+        """Expected seconds of `measure`, without loading models."""
         windows = sum(self._window_ns([each]) for each in launches) + self._window_ns(launches)
         return self._effort.rounds * windows / 1e9
 
     def measure(self, launches: Launches, chosen: str) -> list[CoRunRow]:
-        """A row for each of the launches as target. Raises CotenantError when one of them cannot run."""
+        """A row for each launch as target. Raises CotenantError when one of them cannot run."""
         try:
             return self._measure(launches, chosen)
         except CotenantError:
-            self.close()  # whatever state they are in
+            self.close()  # their state is unknown
             raise
 
     def _measure(self, launches: Launches, chosen: str) -> list[CoRunRow]:
-        launches = tuple(sorted(launches, key=lambda each: -each[2]))  # or a partition would move with the names
+        launches = tuple(sorted(launches, key=lambda each: -each[2]))  # so that names do not move partitions
         parts = _cut(self._cores, tuple(size for _, _, size in launches))
         those = [self._side(part.cores) for part in parts]
         for side, launch in zip(those, launches, strict=True):
@@ -308,7 +307,7 @@ class _Bench:
         for number in range(self._effort.rounds + _EXTRA_ROUNDS):
             if number >= self._effort.rounds and all(beside):
                 break
-            # Machines drift: each side is alone shortly before or after all are side by side, in alternating order.
+            # Against drift: each side runs alone just before or after all run concurrently, in alternating order.
             order = list(range(len(launches)))
             order = order if number % 2 == 0 else order[::-1]
             half = (len(order) + 1) // 2
@@ -338,7 +337,7 @@ class _Bench:
     def _window_ns(self, launches: Sequence[CoRunner]) -> int:
         longest = max(self._latency_ns.get(each, 0) for each in launches)
         slower = _SLOWER if len(launches) > 1 else 1.0
-        runs = self._effort.runs / self._effort.rounds + 2  # the first and the last one do not count
+        runs = self._effort.runs / self._effort.rounds + 2  # the first and the last run do not count
         return round(max(self._effort.window_s * 1e9, runs * longest * slower))
 
 
@@ -348,7 +347,7 @@ def _timed(samples: Sequence[int]) -> Timed:
 
 
 def _row(cells: Mapping[str, Any]) -> CoRunRow:
-    """A row as the journal keeps it."""
+    """A row from its entry in the journal."""
     model, batch, size = cells["target"]
     others = tuple((str(name), int(items), int(cores)) for name, items, cores in cells["others"])
     alone, beside = Timed(**cells["alone"]), Timed(**cells["beside"])

@@ -1,14 +1,16 @@
-"""Which launches to measure side by side next, so that few measurements tell most. Pure; ties are settled by a seed.
+"""Active sampling of co-runs: chooses the next measurement by its information gain. Pure; a seed breaks ties.
 
-A Gaussian process stands in for the model that will be fitted (`interference_fit`): the factor of a target is
-its own base, which is alike for like batches and sizes of one model, plus what each co-runner adds, alike in the same
-way. Measuring some launches makes all others better known through what they share; the next ones are those that lower
-the variance of everything that planners may ask, weighted by its expected use, most per second of measuring.
+A Gaussian process models the slowdown of a target: a base of the target, plus a contribution of each co-runner. Values
+of one model are correlated over batch and size. With prior covariance K conditioned on all measurements, variance
+`v_x = K_xx`, noise `s` and use `u_y`, measuring side x has the gain
 
-The criterion is that of Cohn (1996), "Neural network exploration using optimal experiment design".
+    gain(x) = sum_y u_y * K_xy^2 / (v_x + s)
 
-Bases and pressures that were measured in parts which do not hang together cannot be told from each other. So targets
-first meet a few co-runners, the same ones; another co-runner is met when what is known is tied together well enough.
+the decrease of the weighted variance of all slowdowns (Cohn 1996, "Neural network exploration using optimal experiment
+design"). The next candidate has the largest total gain of its sides per second of measuring.
+
+Bases and pressures of unconnected parts of the measurements cannot be separated. So targets are first measured beside
+a few reference co-runners; further co-runners follow when the known ones are connected well enough.
 """
 
 from __future__ import annotations
@@ -25,15 +27,14 @@ from cotenant.techniques.partitions.coruns import CoRunner
 
 Real = npt.NDArray[np.float64]
 Side = tuple[CoRunner, tuple[CoRunner, ...]]
-"""A target and what runs beside it: what one factor is about."""
+"""A target and its co-runners, of which a slowdown is measured."""
 Launches = tuple[CoRunner, ...]
-"""What runs side by side, one in each partition; each of them is a target beside the others."""
+"""Concurrent launches, one in each partition; each is a target beside the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Variances of one kind of figure: of each (model, batch, size) alone, of what neighbours of one model share, and
-    of what all models share."""
+    """Variances of a value: of each (model, batch, size) alone, shared within a model, and shared by all models."""
 
     own: float
     model: float
@@ -42,14 +43,14 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """What is believed before anything is measured. `batches` and `share` are how far likeness reaches: in doublings of
-    the batch, and as a share of the largest partition. `noise` is the variance of one measured factor.
+    """Prior of the Gaussian process, and rules for choosing co-runners.
 
-    With the same sizes of partitions, `references` co-runners are met at first and at least one of each model. Others
-    follow when every target has met `target_ties` of those, and each once every one before it has been met `other_ties`
-    times: a pressure known from one noisy factor is worse than one between neighbours.
+    `batches` and `share`: length scales, in doublings of the batch and as a share of the largest partition. `noise`:
+    variance of one measured slowdown. The variances are about those of measured co-runs on a GPU; only ratios matter.
 
-    The variances are about those of 2,572 co-runs on a GPU, only their ratios matter; the counts do well there.
+    For each combination of partition sizes, `references` co-runners come first, at least one of each model. Others
+    follow when every target was measured beside `target_ties` of these. A further one follows when all before it were
+    measured `other_ties` times, since a pressure from one noisy slowdown is worse than an interpolated one.
     """
 
     target: Likeness = Likeness(0.04, 0.04, 0.02)
@@ -64,13 +65,13 @@ class SamplerSettings:
 
 @dataclass(slots=True)
 class _Met:
-    """How often each target and each co-runner was measured, with partitions of the same sizes."""
+    """Numbers of measurements of each target and each co-runner, for one combination of partition sizes."""
 
     targets: dict[CoRunner, int] = field(default_factory=dict)
     others: dict[CoRunner, int] = field(default_factory=dict)
 
     def fitting(self, open_: Sequence[tuple[int, Side]], settings: SamplerSettings) -> list[int]:
-        """Of the sides that can still be measured, given with their numbers, the numbers of those to choose among."""
+        """Numbers of the open sides (given with their numbers) that the rules allow next."""
         if len(self.others) < settings.references:
             return [row for row, _ in open_]
         models = list(dict.fromkeys(name for name, _, _ in self.others))
@@ -84,16 +85,15 @@ class _Met:
 
 
 def sides(launches: Launches) -> tuple[Side, ...]:
-    """Each of some launches as a target, with the others beside it."""
+    """The sides of concurrent launches: each launch as a target beside the others."""
     return tuple((target, tuple(sorted((*launches[:at], *launches[at + 1 :])))) for at, target in enumerate(launches))
 
 
 class CoRunSampler:
-    """Chooses among candidates; told of each that is measured. Candidates are numbered as given.
+    """Chooses among numbered candidates; `take` and `skip` report the result of each choice.
 
-    A candidate is a group of `Side`s that one measurement tells: `sides` of its launches, or one side where the others
-    are not timed. `known` are sides measured before, `use` says how often a target is expected to run (1 each unless
-    given), `cost` how long a candidate takes to measure (1 each unless given).
+    A candidate has the `Side`s that one measurement yields. `known`: sides measured before; `use`: expected frequency
+    of a side; `cost`: time of measuring a candidate; both 1 by default.
 
     Raises InvalidValueError without candidates, for candidates without sides, and for costs that are not positive.
     """
@@ -129,48 +129,48 @@ class CoRunSampler:
         self._columns = np.empty((16, len(rows)))
         self._learned = 0
         self._left = np.diag(self._prior).copy()
-        self._told = self._use @ self._prior**2
+        self._reduction = self._use @ self._prior**2
         for side in known:
             self._learn(rows[side])
 
     @property
     def left(self) -> int:
-        """How many candidates are not taken yet."""
+        """Number of open candidates."""
         return int(self._open.sum())
 
     def variance(self) -> float:
-        """Of the factors of all candidates, weighted by use: what is not known yet."""
+        """Remaining variance of the slowdowns of all candidates, weighted by use."""
         return float(self._use @ self._left)
 
     def gains(self) -> Real:
-        """By candidate: the variance that measuring it takes away, all sides weighted by use, over its cost."""
-        each = self._told / (self._left + self._noise)
+        """Gain of each candidate: decrease of the weighted variance per cost."""
+        each = self._reduction / (self._left + self._noise)
         found = np.array([each[rows].sum() for rows in self._rows]) / self._cost
         return np.asarray(found, dtype=np.float64)
 
     def next(self) -> int | None:
-        """The number of the best candidate that is not taken; None when there is none left."""
+        """The number of the open candidate with the largest gain; None when none is open."""
         if not self._open.any():
             return None
         return int(np.argmax(np.where(self._allowed(), self.gains() * (1 + self._tie), -1.0)))
 
     def random(self, rng: np.random.Generator) -> int | None:
-        """The number of any candidate that is not taken, each as likely; None when there is none left."""
+        """The number of a uniformly drawn open candidate; None when none is open."""
         left = np.flatnonzero(self._open)
         return int(rng.choice(left)) if left.size else None
 
     def take(self, number: int) -> None:
-        """This candidate is measured."""
+        """Record that this candidate was measured."""
         self._open[number] = False
         for row in self._rows[number]:
             self._learn(row)
 
     def skip(self, number: int) -> None:
-        """This candidate cannot be measured."""
+        """Record that this candidate cannot be measured."""
         self._open[number] = False
 
     def _allowed(self) -> npt.NDArray[np.bool_]:
-        """Candidates with a side that fits to what is known; all that are open where there is none."""
+        """Open candidates with a side that the rules allow; all open ones if there is none."""
         open_rows = np.zeros(len(self._placed), dtype=bool)
         for number in np.flatnonzero(self._open):
             open_rows[self._rows[number]] = True
@@ -193,11 +193,11 @@ class CoRunSampler:
         before = self._columns[: self._learned]
         column = self._prior[:, row] - before[:, row] @ before
         column /= np.sqrt(self._left[row] + self._noise)
-        # The covariance left is the prior less the squares of all columns; it is never written down: it would take
-        # longer to write than all else here together.
+        # The conditioned covariance is the prior less the outer products of all columns. It is never computed as a
+        # whole, which would take longer than all other steps.
         weighted = self._use * column
         covered = self._prior @ weighted - (before @ weighted) @ before
-        self._told += column * (column * (weighted @ column) - 2 * covered)
+        self._reduction += column * (column * (weighted @ column) - 2 * covered)
         self._left -= column**2
         if self._learned == len(self._columns):
             self._columns = np.concatenate([self._columns, np.empty_like(self._columns)])
@@ -211,7 +211,7 @@ def order_by_gain(
     rng: np.random.Generator,
     settings: SamplerSettings = SamplerSettings(),
 ) -> list[int]:
-    """The first `count` candidates that the sampler chooses, when each takes equally long."""
+    """The first `count` candidates that the sampler chooses at equal costs."""
     sampler = CoRunSampler(candidates, rng, settings=settings)
     found: list[int] = []
     while len(found) < count and (number := sampler.next()) is not None:
@@ -226,7 +226,7 @@ def _sizes(side: Side) -> tuple[int, ...]:
 
 
 def _covariance(rows: Sequence[Side], settings: SamplerSettings) -> Real:
-    """Of the factors of all sides, before anything is measured."""
+    """Prior covariance of the slowdowns of all sides."""
     largest = max(size for target, others in rows for _, _, size in (target, *others))
     targets = list(dict.fromkeys(target for target, _ in rows))
     others = list(dict.fromkeys(other for _, beside in rows for other in beside))

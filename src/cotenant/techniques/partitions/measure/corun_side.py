@@ -1,7 +1,7 @@
-"""One side of a co-run: a process on the cores of a partition that runs one batch of one model again and again.
+"""One side of a co-run: a process on the cores of a partition that loops one batch of one model.
 
-Processes, because the server gives every tenant one: two threads of one interpreter would also wait for each other's
-lock. All sides read the same monotonic clock.
+Sides are processes like the workers of a server, so that no interpreter lock is shared. All sides read the same
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cotenant.work import Share
 
 _ANSWER_S = 120.0
 _KEPT_MODELS = 4
-"""Models that a side keeps open: loading one again takes longer than many launches."""
+"""Most models that a side keeps loaded."""
 _SPARE = 3
 _FEWEST = 2
-"""The first launch of a loop does not count."""
+"""Least launches of a loop; the first one does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """When the launches of one loop began and ended, in order, in ns of the monotonic clock, and how long each took.
+    """Starts and ends of the launches of one loop, in ns of the monotonic clock, and their latencies.
 
-    On one core that is processor time of the thread that ran it: waiting for the memory is in it, being held up by
-    others on the core is not. On several cores it is the time from beginning to end.
+    `took_ns` is CPU time of the thread on one core: it includes memory stalls, but not preemption. On several cores it
+    is wall time.
     """
 
     began_ns: tuple[int, ...]
@@ -46,7 +46,7 @@ class Loop:
 
 
 class Side:
-    """Handle of one such process. It is idle between loops. Raises CotenantError when the process dies or cannot."""
+    """Handle of the process of a side. Methods raise CotenantError when the process dies or a model fails."""
 
     def __init__(self, root: Path, cores: tuple[int, ...], array_bytes: int = ARRAY_BYTES) -> None:
         context = multiprocessing.get_context("spawn")
@@ -58,7 +58,7 @@ class Side:
         far.close()
 
     def prepare(self, launch: CoRunner) -> None:
-        """Load the tenant's model, make inputs of the batch, and run it a few times."""
+        """Load the tenant's model, make inputs of the batch, and warm up."""
         if launch != self._ready:
             self._ready = None
             self._pipe.send(("prepare", launch[0], launch[1]))
@@ -66,7 +66,7 @@ class Side:
             self._ready = launch
 
     def begin(self, start_ns: int, until_ns: int) -> None:
-        """Loop from one instant, starting no launch after another one; two launches always run."""
+        """Start a loop at `start_ns` that begins no launch after `until_ns`, but runs at least two launches."""
         self._pipe.send(("loop", start_ns, until_ns))
 
     def end(self) -> Loop:
@@ -95,16 +95,13 @@ class Side:
 
 
 def loop_together(those: Sequence[Side], window_ns: int) -> list[Loop]:
-    """All of them loop from the same instant on for as long. Each must be prepared.
-
-    Raises CotenantError when one of them cannot.
-    """
-    start_ns = time.monotonic_ns() + 2_000_000  # the orders need a moment to get there
+    """Run the loops of prepared sides at the same time, for `window_ns`. Raises CotenantError when one fails."""
+    start_ns = time.monotonic_ns() + 2_000_000  # time for the orders to arrive
     for side in those:
         side.begin(start_ns, start_ns + window_ns)
     found: list[Loop] = []
     problems: list[CotenantError] = []
-    for side in those:  # every one has to be heard, or its answer would be taken for that to the next order
+    for side in those:  # read every answer, or it would be taken for that to the next order
         try:
             found.append(side.end())
         except CotenantError as error:
@@ -115,7 +112,7 @@ def loop_together(those: Sequence[Side], window_ns: int) -> list[Loop]:
 
 
 def within(loop: Loop, others: Sequence[Loop]) -> list[int]:
-    """Latencies of the launches, but the first, that ran wholly while every other one looped."""
+    """Latencies of the launches, except the first, that ran while every other loop was running."""
     lower = max((other.began_ns[0] for other in others), default=0)
     upper = min((other.ended_ns[-1] for other in others), default=loop.ended_ns[-1])
     timed = list(zip(loop.began_ns, loop.ended_ns, loop.took_ns, strict=True))[1:]
@@ -123,8 +120,8 @@ def within(loop: Loop, others: Sequence[Loop]) -> list[int]:
 
 
 def _serve(pipe: Connection, root: Path, cores: tuple[int, ...], array_bytes: int) -> None:
-    """The process: answers orders until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    """Main function of the process: carries out orders until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     pin(cores[:1])
     work: Callable[[], object] = lambda: None  # noqa: E731
     models = _Models(root, cores)
@@ -176,14 +173,14 @@ def _loop(work: Callable[[], object], start_ns: int, until_ns: int, on_one_core:
 
 
 class _Models:
-    """Opened models of a repository, the last few used."""
+    """The most recently used models of a repository."""
 
     def __init__(self, root: Path, cores: tuple[int, ...]) -> None:
         self._root, self._cores = root, cores
         self._open: dict[str, Any] = {}
 
     def work(self, tenant: str, batch: int) -> Callable[[], object]:
-        """One launch of a batch of the whole model, with made-up inputs of its largest shape."""
+        """Function for one launch of a batch of the whole model, with synthetic inputs of its largest shape."""
         from cotenant.execute.runner import to_numpy
         from cotenant.measure.inputs import make_inputs
         from cotenant.measure.solo import Effort
@@ -219,7 +216,7 @@ def _version(root: Path, tenant: str) -> ModelVersion:
 
 
 class _Streams:
-    """Copies memory on some cores: on the first one in `step`, on the others between `resume` and `pause`."""
+    """Antagonist that copies memory: on the first core in `step`, on the others between `resume` and `pause`."""
 
     def __init__(self, cores: Sequence[int], array_bytes: int) -> None:
         self._arrays = [CopiedMemory(array_bytes) for _ in cores]
@@ -232,7 +229,7 @@ class _Streams:
             thread.start()
 
     def step(self) -> None:
-        """One launch: a chunk is copied."""
+        """One launch: copy a chunk."""
         self._arrays[0].copy()
 
     def resume(self) -> None:

@@ -1,7 +1,7 @@
-"""Questions that are answered by planning again: how far rates may grow, and what would make a plan possible.
+"""Sensitivity analysis of a request by planning again: how far rates may grow, and which changes make it feasible.
 
-Every answer has been planned: the figures given are ones with which the planner found a plan. The search assumes that
-less is easier; a planner that is not monotone may have better answers than the one found.
+For every reported figure the planner found a plan. The bisections assume that smaller loads are easier; for a planner
+that is not monotone, better figures may exist.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cotenant.techniques.partitions.plan.types import NS_PER_MS, Costs, DeviceTy
 
 MOST_GROWTH = 1024.0
 MOST_DEVICES = 64
-"""Devices that are added at most."""
+"""Most devices that are added."""
 MOST_LOOSER = 16.0
-"""Times its SLO that a tenant is given at most."""
+"""Largest factor on an SLO that is tried."""
 MOST_LOWER = 1024.0
-"""By which a rate is divided at most."""
+"""Largest divisor of a rate that is tried."""
 MOST_OWNERS = 16
 BEST = 2
 STEPS = 7
-"""Halvings of an interval: within 1 % of a figure between one half and all of it."""
+"""Steps of a bisection over an interval [x, 2x]: within 1 % of the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthLimit:
-    """All rates together may grow to `factor` times; at `until` times there is no plan: who breaks, and why.
+    """All rates together may grow by `factor`; at `until` times the rates, `breaks` is the broken constraint.
 
     `until` and `breaks` are None when no limit was found up to MOST_GROWTH.
     """
@@ -42,10 +42,15 @@ class GrowthLimit:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change that makes a plan possible, with all else as it was.
+    """One change that makes a request feasible, with all else unchanged.
 
-    `kind` is "devices" (`value` more of the type `name`), "slo" (`value` ns for the tenant or application `name`),
-    "rate" (`value` rows/s for `name`), or "slos" or "rates" (all of them times `value`). `text` says it in words.
+    `kind` is one of
+
+    - "devices": `value` more devices of the type `name`
+    - "slo", "rate": `value` ns, or rows/s, for the tenant or application `name`
+    - "slos", "rates": all of them times `value`
+
+    `text`: the change in words.
     """
 
     kind: str
@@ -61,7 +66,7 @@ def all_loads(request: Request, devices: Sequence[DeviceType], costs: Costs) -> 
 
 
 class Advisor:
-    """Plans variations of one request. Deterministic if the planner is; raises what the planner raises."""
+    """Plans variants of one request. Deterministic if the planner is; raises what the planner raises."""
 
     def __init__(self, planner: Planner, request: Request, costs: Costs) -> None:
         self._planner = planner
@@ -69,11 +74,11 @@ class Advisor:
         self._costs = costs
 
     def plan(self, running: Plan | None = None) -> Plan | Infeasible:
-        """The plan for the request as it is."""
+        """The plan of the unchanged request."""
         return self._planned(self._request, running)
 
     def growth(self) -> GrowthLimit:
-        """How far all rates may grow together, for a request that has a plan."""
+        """The limit to which all rates may grow together, for a feasible request."""
         low, high = 1.0, 2.0
         breaks: Infeasible | None = None
         while high <= MOST_GROWTH:
@@ -94,10 +99,10 @@ class Advisor:
         return GrowthLimit(low, high, breaks)
 
     def remedies(self, broken: Infeasible) -> tuple[Remedy, ...]:
-        """What would mend a request without a plan, each on its own; empty where nothing that is tried does.
+        """Changes each of which alone makes an infeasible request feasible; empty if none was found.
 
-        SLOs and rates are tried for MOST_OWNERS tenants and applications, the one that breaks first before the others,
-        and of those that mend it the BEST with the smallest changes are given.
+        SLOs and rates are changed for up to MOST_OWNERS tenants and applications, first for the one that breaks first.
+        The BEST smallest changes of each kind are reported.
         """
         found = [self._more(kind) for kind in dict.fromkeys(self._request.devices)]
         owners = dict.fromkeys([self._owner(broken.tenant), *_names(self._request)])
@@ -117,21 +122,21 @@ class Advisor:
         return isinstance(self._planned(request), Plan)
 
     def _more(self, kind: DeviceType) -> Remedy | None:
-        def grown(count: int) -> Request:
+        def extended(count: int) -> Request:
             return replace(self._request, devices=(*self._request.devices, *(kind,) * count))
 
         low, high = 0, 1
-        while not self._holds(grown(high)):
+        while not self._holds(extended(high)):
             low, high = high, 2 * high
             if high > MOST_DEVICES:
                 return None
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._holds(grown(middle)) else (middle, high)
-        return Remedy("devices", kind.name, high, f"{high} more {kind.name!r}, {_count(grown(high), kind)} in all")
+            low, high = (low, middle) if self._holds(extended(middle)) else (middle, high)
+        return Remedy("devices", kind.name, high, f"{high} more {kind.name!r}, {_count(extended(high), kind)} in all")
 
     def _looser(self, name: str) -> Iterator[tuple[float, Remedy]]:
-        """The least looser SLO that mends it, with its factor; nothing where none does."""
+        """The smallest increase of one SLO that makes the request feasible, with its factor; nothing if none does."""
         slo_ns = next(each.slo_ns for each in _owners(self._request, name))
 
         def looser_ns(factor: float) -> int:
@@ -144,7 +149,7 @@ class Advisor:
             yield factor, Remedy("slo", name, ns, text)
 
     def _lower(self, name: str) -> Iterator[tuple[float, Remedy]]:
-        """The largest lower rate that mends it, with its divisor; nothing where none does."""
+        """The largest lower rate that makes the request feasible, with its divisor; nothing if none does."""
         rate = next(each.rate_per_s for each in _owners(self._request, name))
 
         def holds(divisor: float) -> bool:
@@ -169,7 +174,7 @@ class Advisor:
         return Remedy("rates", "", share, f"all rates at {100 * share:.4g} % of what they are")
 
     def _owner(self, tenant: str) -> str:
-        """The application to which a stage's load belongs, or the tenant."""
+        """The application of a stage's load, or the tenant itself."""
         for application in self._request.applications:
             if tenant in [application.tenant(stage) for stage in application.stages]:
                 return application.name
@@ -177,7 +182,7 @@ class Advisor:
 
 
 def _edge(holds: Callable[[float], bool], most: float) -> float | None:
-    """A factor above 1 that holds, close above ones that do not; None where `most` does not hold."""
+    """A factor above 1 that holds, just above factors that do not (bisection); None if `most` does not hold."""
     if not holds(most):
         return None
     low, high = 1.0, 2.0
@@ -191,7 +196,7 @@ def _edge(holds: Callable[[float], bool], most: float) -> float | None:
 
 
 def _tidy(value: float) -> float:
-    """Four digits: what is shown is what was tried."""
+    """The value with four significant digits, so that the shown figure is the tried one."""
     return float(f"{value:.4g}")
 
 

@@ -1,8 +1,11 @@
-"""Applications: queries that run several models, one after the other or side by side, with one SLO for the whole.
+"""Applications: DAGs of models with one SLO for the whole query.
 
-Planners know loads, not applications: `stage_loads` gives each stage a share of the SLO, so that the shares along no
-path exceed it. Source: GPU-let (ATC 2022), section 5.1, has two such applications and leaves open how their SLO is
-divided; Nexus (SOSP 2019), section 4.2, divides it along a tree so that the devices needed are fewest, as here.
+Planners know loads only. `stage_loads` divides the SLO `S` of an application into stage budgets `s_i`:
+
+    minimise sum_i needed_share(load of stage i with SLO s_i)   subject to   sum of s_i along every path <= S
+
+Source: GPU-let (ATC 2022), section 5.1, has two applications and does not define the division. Nexus (SOSP 2019),
+section 4.2, minimises the number of devices over trees.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from cotenant.techniques.partitions.plan.rounds import RoundCache, round_cache_o
 from cotenant.techniques.partitions.plan.types import NS_PER_S, Costs, DeviceType, Load, Name, Rate, checked
 
 _STEPS = 32
-"""Places tried for the end of a stage besides those where a batch just fits, and then around the best of them."""
+"""Grid points for the end of a stage, besides the points at which one more batch fits."""
 _REFINED = 3
 _SWEEPS = 8
 _LEAST_GAIN = 1e-6
@@ -30,7 +33,7 @@ _HOPELESS = 1e24
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True):
-    """One model of an application. `after` names the stages whose answers it needs; empty for a source."""
+    """One model of an application. `after`: names of the stages that it depends on; empty for a source."""
 
     name: Name
     model: Name
@@ -42,10 +45,9 @@ class Stage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Application(Struct, frozen=True, forbid_unknown_fields=True):
-    """Queries that run every stage once. `slo_ns` counts from the arrival of a query to its last answer.
+    """A DAG of stages, each of which a query runs once. `slo_ns`: from a query's arrival to its last answer.
 
-    Raises InvalidValueError when a value is out of its range, a stage is named twice or waits for an unknown one, and
-    for stages that wait for each other in a circle.
+    Raises InvalidValueError for a value out of its range, two stages of one name, unknown dependencies, and cycles.
     """
 
     name: Name
@@ -76,23 +78,27 @@ class Application(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "stages", circle, "stages that do not wait in a circle") from None
 
     def order(self) -> tuple[Stage, ...]:
-        """The stages so that each comes after those that it needs."""
+        """The stages in a topological order."""
         by_name = {stage.name: stage for stage in self.stages}
         sorter = TopologicalSorter({stage.name: stage.after for stage in self.stages})
         return tuple(by_name[name] for name in sorter.static_order())
 
     def tenant(self, stage: Stage) -> str:
-        """What the load of a stage is called in a plan."""
+        """Name of a stage's load in plans."""
         return f"{self.name}.{stage.name}"
 
 
 def stage_loads(application: Application, devices: Sequence[DeviceType], costs: Costs) -> tuple[Load, ...]:
-    """One load per stage, in their order, at the application's rate, with its SLO divided along every path.
+    """One load per stage, in their order, at the application's rate and with the stage's budget as SLO.
 
-    The division starts in proportion to the latency of each stage at its most efficient batch and moves the ends of
-    stages, one or all before a stage at a time, as long as the loads take less of the devices (`needed_share`). That
-    is exact up to the grid where each path has one end to choose, as in the paper's applications. Where not all
-    stages can be served at any division, the proportional one stays and a planner will say which breaks.
+    Coordinate descent:
+
+    1. Divide the SLO in proportion to each stage's latency at its most efficient batch.
+    2. Move the end of one stage, or the common end of all predecessors of a stage, to the point of least total
+       `needed_share`. Repeat while the total falls.
+
+    Exact up to the grid if each path has one end to choose, as in the paper's applications. If no division can serve
+    all stages, the proportional one stays, and the planner reports which stage breaks.
 
     Raises PlanError for unequal devices of one name, and what the costs raise.
     """
@@ -106,17 +112,16 @@ def stage_loads(application: Application, devices: Sequence[DeviceType], costs: 
 
 
 def needed_share(cache: RoundCache, load: Load, kinds: Sequence[DeviceType]) -> float:
-    """How much of a device a load takes at least, in whole devices, if its partitions are filled up by others.
+    """Least share of a device that a load takes, if other loads fill the rest of its partitions.
 
-    As `RoundCache.least_share`, but a rate that does not fill a partition must collect its batch within the SLO, too:
-    with batch b in a partition of size p it is busy for L(b, p) in each duty cycle of min(b / rate, SLO - L(b, p)).
-    Infinite where no batch is within the SLO.
+    A rate that does not fill a partition must collect its batch within the SLO. Then batch b in a partition of size p
+    runs for `L(b, p)` in each duty cycle `min(b / rate, SLO - L(b, p))`. Infinite if no batch meets the SLO.
     """
     return float(_Needs(cache, load.model, load.rate_per_s, kinds).at(np.array([load.slo_ns]))[0])
 
 
 class _Needs:
-    """The needed share of one model at one rate. Arrays of shape (SLOs, partitions, batches)."""
+    """Needed share of one model at one rate. Arrays have the shape (SLOs, partitions, batches)."""
 
     def __init__(self, cache: RoundCache, model: str, rate: float, kinds: Sequence[DeviceType]) -> None:
         sizes = [(kind, size) for kind in kinds for size in kind.sizes]
@@ -124,12 +129,12 @@ class _Needs:
         curves = [cache.curve(model, size, kind.name).latency_ns for kind, size in sizes]
         self._ns = np.array(curves, np.float64).reshape(-1, len(self._batches))  # of no devices as well
         self.edges = np.unique(2 * self._ns.astype(np.int64))
-        """SLOs from which on one more batch may fill a partition."""
+        """SLOs in ns at which one more batch can fill a partition."""
         self._parts = np.array([size / kind.whole for kind, size in sizes])
         self._rate = rate / NS_PER_S
 
     def at(self, slos: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The share at each of some SLOs in ns; infinite where none is enough."""
+        """The share at each of some SLOs in ns; infinite where no batch meets the SLO."""
         slo = slos.astype(np.float64)[:, None, None]
         most = np.where(2 * self._ns <= slo, self._batches / self._ns, 0.0).max(axis=2, initial=0.0)
         rate = np.minimum(self._rate, most)
@@ -143,7 +148,7 @@ class _Needs:
 
 
 class _Split:
-    """The search for one application. Ends of stages are nanoseconds after the arrival of a query."""
+    """Coordinate descent for one application. Ends of stages are nanoseconds after a query's arrival."""
 
     def __init__(self, application: Application, kinds: tuple[DeviceType, ...], cache: RoundCache) -> None:
         self._application = application
@@ -181,10 +186,10 @@ class _Split:
         return single + [group for group in together if len(group) > 1]
 
     def _proportional(self) -> dict[str, int]:
-        """Ends in proportion to the latencies at the most efficient batches, each as late as its followers let it."""
+        """Ends in proportion to the latencies at the most efficient batches, each as late as its successors allow."""
         needs = {name: self._typical_ns(model) for name, model in self._models.items()}
         before: dict[str, tuple[int, int]] = {}
-        """Of each stage: the most nanoseconds and the most stages of any path to it."""
+        """Longest path to each stage: nanoseconds, and number of stages."""
         for stage in self._order:
             paths = [(before[name][0] + needs[name], before[name][1] + 1) for name in stage.after]
             before[stage.name] = (
@@ -201,7 +206,7 @@ class _Split:
         return ends
 
     def _typical_ns(self, model: str) -> int:
-        """Latency at the batch that serves most when the stage has the SLO to itself; the least where none does."""
+        """Latency at the batch of the largest rate under the whole SLO; the least latency if no batch meets it."""
         slo = self._application.slo_ns
         times = []
         for kind in self._kinds:
@@ -215,11 +220,11 @@ class _Split:
 
     def _share(self, name: str, slos: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         share = self._needs[self._models[name]].at(slos)
-        # Out of the question is worse than anything, but the less so the longer: moves must find their way out.
+        # An infeasible budget costs more than any feasible one, and less the longer it is: descent leaves it this way.
         return np.where(np.isinf(share), _HOPELESS / np.maximum(1, slos), share)
 
     def _moved(self, ends: dict[str, int], group: tuple[str, ...]) -> tuple[dict[str, int], float]:
-        """The best common end of a group of stages, the others staying where they are, and what it gains."""
+        """The ends with the best common end of a group of stages, and the decrease of the total share."""
         followers = list(dict.fromkeys(other for name in group for other in self._next[name]))
         low = max(self._start(ends, name) for name in group) + 1
         high = min(ends[name] for name in followers) - 1
@@ -227,7 +232,7 @@ class _Split:
             return ends, 0.0
 
         def cost(places: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-            """Of the stages whose share of the SLO changes."""
+            """Total needed share of the stages that the move changes."""
             total = np.zeros(len(places))
             for name in group:
                 total += self._share(name, places - self._start(ends, name))

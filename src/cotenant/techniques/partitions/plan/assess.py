@@ -1,6 +1,6 @@
-"""What a plan means for its tenants: how full every partition is, how long rows take, and what is left to each SLO.
+"""Assessment of a plan: utilisation of every partition, worst latencies, and the slack of each SLO.
 
-Pure; works from the plan alone, so that a plan read from a file is judged like one just made.
+Pure. It needs the plan alone, so a plan from a file is assessed like a new one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cotenant.work import Work
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot: its execution beside the worst neighbours, and what is left to the SLO in the worst case.
+    """A slot: its execution beside the worst neighbours, and its slack `SLO - duty cycle - execution`.
 
-    `factor` is the slowdown in `execution_ns`. `tail_slack_ns` is the slack when executions take their tail quantile;
-    None where no tail was measured. The execution of a member of a group is that of the group; `in_turn_ns` is what
-    its members would take one after the other in the whole partition, 0 for a slot that is in none.
+    `factor`: the slowdown in `execution_ns`. `tail_slack_ns`: the slack with executions at their tail quantile; None if
+    no tail was measured. A member of a group has the group's execution; `in_turn_ns` is then the time of the members
+    one after the other in the whole partition, and 0 without a group.
     """
 
     tenant: str
@@ -51,7 +51,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition: `load` is the share of its duty cycle in which it runs something when every batch is full."""
+    """A partition. `load`: its utilisation, the busy share of the duty cycle when every batch is full."""
 
     size: int
     duty_ns: int
@@ -61,7 +61,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device in use. `whole` and sizes of partitions are in the units of its type; what they leave is unused."""
+    """A device in use. `whole` and the sizes of partitions are in the units of its type."""
 
     device: str
     whole: int
@@ -72,11 +72,11 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """What a tenant asked for and gets, in rows a second.
+    """Demand and service of a tenant, in rows a second.
 
-    `planned_per_s` is what the plan gives it, `capacity_per_s` what its full batches serve. `worst_ns` is the largest
-    duty cycle and execution of its slots, `slack_ns` what that leaves of the SLO. `growth` is the factor at which its
-    batches are full; below 1 it is not served.
+    `planned_per_s`: rate of its slots in the plan; `capacity_per_s`: rate of its full batches. `worst_ns`: largest sum
+    of duty cycle and execution of its slots; `slack_ns`: the SLO less `worst_ns`. `growth`: capacity over demand, below
+    1 for a tenant that is not served.
     """
 
     tenant: str
@@ -93,24 +93,21 @@ class TenantView:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A plan seen from its devices and from its tenants, in the order of the plan and of the loads."""
+    """A plan by device and by tenant, in the order of the plan and of the loads."""
 
     devices: tuple[DeviceView, ...]
     tenants: tuple[TenantView, ...]
 
     @property
     def first(self) -> TenantView:
-        """The tenant whose batches are full first when all rates grow together and the plan stays."""
+        """The tenant that reaches its capacity first when all rates grow together and the plan stays."""
         return min(self.tenants, key=lambda each: each.growth)
 
 
 def assess(
     plan: Plan, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, tail: Costs | None = None
 ) -> Assessment:
-    """See Assessment. The plan must name loads, device types and batches that there are: `violations` says which not.
-
-    Raises what the costs raise.
-    """
+    """Assess a plan without unknown loads, types or batches (see `violations`). Raises what the costs raise."""
     known = {load.tenant: load for load in loads}
     types = checked(loads, devices)
     views = tuple(_device(device, types[device.device], known, costs, tail) for device in plan.devices)
@@ -125,8 +122,8 @@ def violations(
     headroom: float = 0.0,
     applications: Sequence[Application] = (),
 ) -> tuple[str, ...]:
-    """A sentence for everything that is wrong: what `check_plan` finds with the headroom that was promised, and stages
-    whose SLOs along a path exceed that of their application. Raises what `check_plan` and `padded` raise.
+    """A sentence for every broken constraint: those of `check_plan` with the promised headroom, and paths of stages
+    with SLOs that exceed the application's. Raises what `check_plan` and `padded` raise.
     """
     found = []
     for each in check_plan(plan, padded(loads, headroom), devices, costs):
@@ -150,8 +147,8 @@ def violations(
     return tuple(found)
 
 
-def turn_notes(plan: Plan, loads: Sequence[Load], costs: Costs) -> tuple[str, ...]:
-    """A sentence for every partition in which several slots run in turn though its costs know groups: why not together.
+def sequential_slot_notes(plan: Plan, loads: Sequence[Load], costs: Costs) -> tuple[str, ...]:
+    """A sentence for every partition that runs several slots in turn although groups are known: why no group was used.
 
     Raises what the costs raise.
     """

@@ -1,4 +1,4 @@
-"""Checks a plan from first principles. Shares no code with the planners, so that it can refute any of them."""
+"""The checker of plans. It shares no code with the planners, so that it can refute any of them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from cotenant.techniques.partitions.plan.types import (
 from cotenant.work import Work
 
 _TOLERANCE = 1e-9
-"""Share of a rate that rounding may lose."""
+"""Relative tolerance of rates for rounding."""
 _CHOICES = 1024
-"""Sets of co-runners that are tried one by one; of more, the costs say what the worst are."""
+"""Most sets of co-runners that are tried one by one; of more, `Costs.adds` gives the worst set."""
 
 INVENTORY = "inventory"
-"""More devices than there are, or of an unknown type."""
+"""More devices than the inventory has, or an unknown device type."""
 SPLIT = "split"
-"""The partitions of a device are in none of its allowed splits."""
+"""The partitions of a device fit none of its allowed splits."""
 MEMORY = "memory"
 """The models of a device do not fit into its memory."""
 UNKNOWN = "unknown"
-"""A tenant without a load, or a batch that the costs do not list."""
+"""A tenant without a load, or a batch that was not measured."""
 ROUND = "round"
 """The executions of a partition do not fit into its duty cycle."""
 SLO = "slo"
@@ -44,14 +44,14 @@ SLO = "slo"
 BATCH = "batch"
 """The rate of a slot is more than its batch each duty cycle."""
 GROUP = "group"
-"""Nothing near a group was measured in such a partition."""
+"""No group near this one was measured in such a partition."""
 RATE = "rate"
-"""The slots of a tenant serve less than its rate."""
+"""The slots of a tenant serve less than its rate in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is wrong with a plan. `device` and `partition` are positions in it; -1 where none is meant."""
+    """A broken constraint of a plan. `device` and `partition`: positions in the plan, -1 for none."""
 
     kind: str
     tenant: str
@@ -63,13 +63,14 @@ class Violation:
 def check_plan(
     plan: Plan, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, served_share: float = 1.0
 ) -> tuple[Violation, ...]:
-    """Everything that is wrong with a plan; nothing when it holds.
+    """All broken constraints of a plan; empty if it holds.
 
-    Batches run `latency_ns` times the largest `factor` that the other partitions of the device can cause, each of
-    them idle or with one of its slots. The members of a group all take as long as the group does, times the largest of
-    their factors; to other partitions its members are so many partitions, each idle or with a slot.
-    `served_share` is the part of each rate that must be served. Raises PlanError as `checked` says, and what the
-    costs raise for a model, size or device that they do not know.
+    - An execution takes `latency_ns` times the largest `factor` over all choices of at most one running slot in each
+      other partition. A group takes `group_ns` times the largest factor of its members.
+    - For other partitions, each member of a group counts as a partition.
+    - `served_share`: part of each rate that must be served.
+
+    Raises PlanError as `checked`, and what the costs raise for an unknown model, size or device.
     """
     if not 0 < served_share <= 1:
         raise PlanError(f"served_share is {served_share!r}, expected a share above 0, at most 1")
@@ -101,16 +102,16 @@ def _device(
         sizes_text = ", ".join(str(partition.size) for partition in plan.partitions)
         yield Violation(SPLIT, "", number, -1, f"partitions of {sizes_text} are in no split of {kind.name!r}")
         return
-    strangers = False
+    has_unknown = False
     for index, partition in enumerate(plan.partitions):
         for slot in partition.slots:
             if slot.tenant not in loads:
-                strangers = True
+                has_unknown = True
                 yield Violation(UNKNOWN, slot.tenant, number, index, "has no load")
             elif slot.batch not in costs.batches(loads[slot.tenant].model):
-                strangers = True
-                yield Violation(UNKNOWN, slot.tenant, number, index, f"batch {slot.batch} is none that was measured")
-    if strangers:
+                has_unknown = True
+                yield Violation(UNKNOWN, slot.tenant, number, index, f"batch {slot.batch} was not measured")
+    if has_unknown:
         return
     memory = sum(
         kind.partition_bytes
@@ -159,8 +160,7 @@ def _partition(
 
 
 def beside_of(others: Sequence[PartitionPlan], loads: Mapping[str, Load]) -> list[list[CoRunner]]:
-    """What other partitions may run at a time: one, or none, of each list. Groups count as so many partitions as they
-    have members."""
+    """Possible co-runners: at most one of each list runs at a time. A group counts as one partition per member."""
     found: list[list[CoRunner]] = []
     for other in others:
         lanes: list[list[CoRunner]] = []
@@ -180,9 +180,9 @@ def step_ns(
     loads: Mapping[str, Load],
     costs: Costs,
 ) -> tuple[int | None, float]:
-    """What a slot alone, or a group, takes with nothing beside its partition, and the worst slowdown beside others.
+    """Latency in ns of a step (a slot or a group) with idle other partitions, and its worst slowdown beside others.
 
-    The time is None for a group of which the costs know nothing.
+    The latency is None for a group that the costs do not know.
     """
     members = [(loads[slot.tenant].model, slot.batch, slot.size or partition.size) for slot in step]
     factor = max(worst_factor(*member, beside, device, costs) for member in members)
@@ -195,10 +195,10 @@ def step_ns(
 def worst_factor(
     model: str, batch: int, size: int, beside: Sequence[Sequence[CoRunner]], device: str, costs: Costs
 ) -> float:
-    """The largest slowdown of a batch over all choices of one slot, or none, in each other partition.
+    """The largest slowdown of a batch over all choices of at most one slot of each other partition.
 
-    `beside` holds the slots of each. Up to 1,024 choices are tried one by one; of more, the worst slots are those that
-    add the most by `Costs.adds`: the same, as long as the costs keep what they promise there.
+    `beside`: slots of each other partition. Up to `_CHOICES` choices are tried one by one. Of more choices,
+    `worst_beside` finds the same maximum, if the costs keep the contract of `Costs.adds`.
     """
     if math.prod(len(slots) + 1 for slots in beside) > _CHOICES:
         chosen = [worst_beside(beside, lambda other: costs.adds(model, batch, size, other, device))]

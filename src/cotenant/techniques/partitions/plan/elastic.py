@@ -5,36 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.partitions.plan.partial_plan import PartialPlan, diagnose, impossible_alone
 from cotenant.techniques.partitions.plan.rounds import RoundCache, round_cache_of
-from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
+from cotenant.techniques.partitions.plan.types import (
+    Costs,
+    DeviceType,
+    Infeasible,
+    Load,
+    Plan,
+    Planner,
+    checked,
+    padded,
+)
 
 MIN_GAIN = 1.05
-"""A larger partition is considered only if it serves this times what the smaller one does: the artifact's constant."""
+"""Least ratio of the capacities of a partition size and the next smaller one: the artifact's constant."""
 MOST_MODELS = 3
-"""Models a partition: the artifact's constant."""
+"""Most models in a partition: the artifact's constant."""
 RETRIES = 5
 _SERVED = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Elastic:
-    """Searches batch, partition and time sharing together, load by load, those with the largest rate x SLO first.
+class Elastic(Planner):
+    """Elastic partitioning: chooses batch, partition size and time sharing together, load by load.
 
-    What is left of a load's rate is first tried as a share of a partition that is in use (`time_sharing`), the fullest
-    first. Otherwise a partition is opened: of the smaller of the most efficient size (`RoundCache.knee`) and the least
-    size that serves the rate, in the smallest piece of a device that is as large, an unused device being split. Where
-    no piece is large enough, the largest there is takes a part of the rate, which the paper leaves open. This goes on
-    until the rate is served.
+    For each load, in descending order of `rate * SLO`, until its whole rate is served:
 
-    With `with_interference` every round holds beside the others of its device (the paper's gpu-let+int): partitions in
-    use are adjusted when a neighbour comes, and the least size that serves a rate is sought with the mean slowdown
-    beside the other loads. If no attempt succeeds, more of them keep room for whatever may come, and the last ones
-    leave devices undivided, where nothing interferes.
-    A load that cannot be placed goes first in the next of `retries` more attempts; the artifact makes one.
-    `headroom` is the share of each rate that is added; `rate_slack_per_s` a leftover rate that counts as served, which
-    is 15 in the paper's artifact. `knee_only` opens partitions of the most efficient size alone.
+    1. With `time_sharing`, put the rest of the rate into the fullest partition in use that stays feasible.
+    2. Else let `p = min(p_eff, p_req)`: the most efficient size (`RoundCache.knee`), and the least size that serves the
+       rest. Open the smallest free partition of at least `p`; an unused device is split.
+    3. Without such a partition, the largest free one takes part of the rate (not defined in the paper).
+
+    If a load does not fit, up to `retries` more attempts begin with that load; the artifact makes one attempt.
+
+    With `with_interference` (gpu-let+int in the paper) every round stays feasible beside the others of its device.
+    Rounds are adjusted when a neighbour is added, and `p_req` includes the mean slowdown beside the other loads. Later
+    attempts reserve room for other loads' interference; the last ones leave devices undivided.
+
+    `headroom`: share added to each rate. `rate_slack_per_s`: remaining rate that counts as served, 15 in the paper's
+    artifact. `knee_only`: open partitions of the most efficient size alone.
 
     Raises InvalidValueError when a setting is out of its range.
     """
@@ -62,14 +75,15 @@ class Elastic:
                 raise InvalidValueError("elastic planner", field, getattr(self, field), "at least 1")
 
     @property
+    @override
     def name(self) -> str:
-        """See Planner."""
         return self.label or ("elastic_int" if self.with_interference else "elastic")
 
+    @override
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Plan | Infeasible:
-        """See Planner. `running` is ignored."""
+        """A plan by elastic partitioning; `running` is ignored."""
         checked(loads, devices)
         cache = round_cache_of(costs)
         empty = self._partial(cache, devices, (), self.most_partitions)
@@ -77,11 +91,11 @@ class Elastic:
             impossible = impossible_alone(empty, load)
             if impossible is not None:
                 return impossible
-        asked = sorted(padded(loads, self.headroom), key=lambda load: (-load.rate_per_s * load.slo_ns, load.tenant))
-        slowdowns = _slowdowns(asked, empty) if self.with_interference else {}
+        ordered = sorted(padded(loads, self.headroom), key=lambda load: (-load.rate_per_s * load.slo_ns, load.tenant))
+        slowdowns = _slowdowns(ordered, empty) if self.with_interference else {}
         first: Infeasible | None = None
-        for reserve, most_partitions in self._ways(asked):
-            order = list(asked)
+        for reserve, most_partitions in self._ways(ordered):
+            order = list(ordered)
             for _ in range(1 + self.retries):
                 partial = self._partial(cache, devices, reserve, most_partitions)
                 partial.slowdowns = slowdowns
@@ -99,7 +113,7 @@ class Elastic:
         return first
 
     def _ways(self, loads: Sequence[Load]) -> tuple[tuple[Sequence[Load], int], ...]:
-        """What is tried: the loads for which room is kept, and the most partitions of a device."""
+        """Settings of the attempts: the loads to reserve room for, and the most partitions of a device."""
         first: tuple[Sequence[Load], int] = ((), self.most_partitions)
         return (first, (loads, self.most_partitions), ((), 1)) if self.with_interference else (first,)
 
@@ -116,7 +130,7 @@ class Elastic:
         )
 
     def _attempt(self, loads: Sequence[Load], partial: PartialPlan) -> tuple[Load, float] | None:
-        """Place all loads in this order; the first that cannot be served, and what is left of its rate."""
+        """Place all loads in this order; return the first that does not fit, and the unserved part of its rate."""
         for load in loads:
             left = self._serve(load, load.rate_per_s, partial)
             if left > 0:
@@ -124,7 +138,7 @@ class Elastic:
         return None
 
     def _serve(self, load: Load, rate: float, partial: PartialPlan) -> float:
-        """Place a load's rate step by step; give what could not be placed, 0 for nothing."""
+        """Place a load's rate step by step; return the unserved part, 0 if all is served."""
         least = max(load.rate_per_s * _SERVED, self.rate_slack_per_s)
         while rate > least:
             left = self._step(load, rate, partial)
@@ -134,7 +148,7 @@ class Elastic:
         return 0.0
 
     def _step(self, load: Load, rate: float, partial: PartialPlan) -> float:
-        """Place some of a rate, all of it if one partition can serve that; give what is left, all of it for none."""
+        """Place a rate, or a part of it, in one partition; return the unserved part."""
         if self.time_sharing and self._share(load, rate, partial):
             return 0.0
         ideals = {kind.name: self._ideal(load, rate, partial, kind) for kind in partial.types}
@@ -148,13 +162,13 @@ class Elastic:
             if device in fresh:
                 fitting.append((1.0, device, ideal))
             elif partial.made[device]:
-                for size in partial.openings(device):
-                    piece = (size / kind.whole, device, size)
+                for size in partial.free_sizes(device):
+                    option = (size / kind.whole, device, size)
                     if size >= ideal:
-                        fitting.append(piece)
+                        fitting.append(option)
                     else:
-                        smaller.append(piece)
-        smaller.sort(key=lambda piece: (-piece[0], piece[1]))
+                        smaller.append(option)
+        smaller.sort(key=lambda option: (-option[0], option[1]))
         for _, device, size in (*sorted(fitting), *smaller):
             served = min(rate, partial.room(load, device, size))
             if served > rate * _SERVED:
@@ -165,7 +179,7 @@ class Elastic:
         return rate
 
     def _share(self, load: Load, rate: float, partial: PartialPlan) -> bool:
-        """Put all of a rate into a partition in use: the one that then bears the least."""
+        """Put a whole rate into the partition in use that then bears the smallest slowdown; whether one fits."""
         best: tuple[float, int, int] | None = None
         for device, made in enumerate(partial.made):
             for index in range(len(made)):
@@ -180,7 +194,7 @@ class Elastic:
         return best is not None
 
     def _ideal(self, load: Load, rate: float, partial: PartialPlan, kind: DeviceType) -> int:
-        """The size of partition to look for; 0 where this kind of device cannot serve the model."""
+        """The partition size to search, `min(p_eff, p_req)`; 0 if this type of device cannot serve the model."""
         if partial.most_partitions == 1:
             return kind.whole if partial.cache.capacity(load.model, load.slo_ns, kind.whole, kind.name) > 0 else 0
         efficient = partial.cache.knee(load.model, load.slo_ns, kind, self.min_gain)
@@ -196,7 +210,7 @@ class Elastic:
 
 
 def _slowdowns(loads: Sequence[Load], partial: PartialPlan) -> dict[tuple[str, str, int], float]:
-    """How much slower each load is to be expected in a partition: the mean over the others, one at a time beside it."""
+    """Expected slowdown of each load by tenant, device type and size: the mean over single other loads beside it."""
     cache = partial.cache
     found = {}
     for kind in partial.types:

@@ -1,6 +1,6 @@
-"""Files of planning, in TOML: requests (`tenants.toml`), and the section of plan files with the plan of tenants.
+"""TOML files of planning: requests (`tenants.toml`), and the tenants' section of plan files.
 
-The section holds the request again, so that it can be checked without another file.
+The section repeats the request, so that a plan is checked without another file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
+from typing_extensions import override
 
 from cotenant.errors import CotenantError, PlanError
 from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
@@ -22,18 +23,18 @@ from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, Dev
 
 REQUEST_FORMAT = "cotenant-tenants/1"
 UNLIMITED_BYTES = 1 << 53
-"""Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
+"""Memory of a device type without `memory_gib`, in bytes: every model fits."""
 MOST_CORES = 64
-"""Of a device whose splits are not named."""
+"""Most cores of a device without `splits`."""
 _EVERY_SPLIT_CORES = 12
-"""Up to so many cores every split is offered; beyond, those into powers of two."""
+"""Most cores for which every split is allowed; devices of more cores are split into powers of two."""
 _GIB = 1 << 30
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTenant:
-    """What is known of a tenant from elsewhere, a model repository say, where its file leaves it out."""
+    """Model and SLO of a tenant from its repository, for tables of tenants that leave them out."""
 
     model: str
     slo_ns: int
@@ -41,7 +42,7 @@ class KnownTenant:
 
 @dataclass(frozen=True, slots=True)
 class KnownApplication:
-    """The same of an application: its SLO and its stages."""
+    """SLO and stages of an application from its repository."""
 
     slo_ns: int
     stages: tuple[Stage, ...]
@@ -49,9 +50,9 @@ class KnownApplication:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a plan is asked for. `devices` is the inventory, one entry a device.
+    """Input of a planner. `devices`: the inventory, one entry a device.
 
-    Of a plan that was made, `loads` include those of the applications' stages.
+    In plan files, `loads` include the loads of the applications' stages.
     """
 
     loads: tuple[Load, ...]
@@ -61,9 +62,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """The section TENANTS of a plan file: a plan and all that is needed to check it and to plan again.
+    """The section TENANTS of a plan file: a plan and the request that it serves.
 
-    `headroom` is the share that was added to every rate; `profile` the fingerprint of what its latencies rest on.
+    `headroom`: share that was added to every rate; `profile`: fingerprint of the profiles of its latencies.
     """
 
     request: Request
@@ -73,7 +74,7 @@ class PlanFile:
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """So many devices of a type, whose splits may be left to its cores."""
+    """A `[[device]]` table: `count` devices of a type. Without `splits`, they follow from `cores`."""
 
     name: Name
     count: Annotated[int, Meta(ge=0, le=10_000)] = 1
@@ -108,11 +109,10 @@ def read_request(
     known: Mapping[str, KnownTenant] | None = None,
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
-    """Read a file of tenants, applications and devices. `known` gives what the tenants' tables leave out, by tenant,
-    and `applications` what those of applications do.
+    """Read a file of tenants, applications and devices.
 
-    Without either, a tenant's model is called like the tenant, and a missing SLO is an error. Raises PlanError, which
-    names the file, the key and what was expected.
+    `known` and `applications` give the values that tables leave out, by name. Without them, a tenant's model has the
+    tenant's name, and a missing SLO is an error. Raises PlanError with the file, the key and the expected value.
     """
     return _request_of(read_toml(path, PlanError), str(path), known or {}, applications or {})
 
@@ -123,50 +123,50 @@ def parse_request(
     known: Mapping[str, KnownTenant] | None = None,
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
-    """As `read_request`; `where` is what errors call the text. Raises PlanError."""
+    """As `read_request`, for a text; `where`: its name in errors. Raises PlanError."""
     return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
 
 
 class TenantsSection(FileSection):
-    """Tenants, devices and the plan of the tenants on the devices. `cotenant plan` checks it with its profiles."""
+    """Tenants, devices, and the plan of the tenants on the devices. `cotenant plan` checks it against profiles."""
 
     keys: ClassVar = ("planner", "headroom", "profile", "device", "tenant", "application", "plan")
     comment: ClassVar = (
         "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
     )
 
+    @override
     def read(self, table: dict[str, Any], where: str) -> PlanFile:
-        """The plan. Whether it holds is for `check_plan` to say."""
         for slot in _slots(_tables(table, "plan")):
-            if "rate" in slot:  # traces hold slots, too, under their own names
+            if "rate" in slot:  # traces hold slots too, with other field names
                 slot["rate_per_s"] = slot.pop("rate")
         found = convert(_named(table), _PlanFile, where, PlanError)
         plan = Plan(found.plan, found.planner)
         return PlanFile(_request(found, where), plan, found.headroom, found.profile)
 
+    @override
     def tables(self, content: PlanFile) -> dict[str, Any]:
-        """Empty arrays are left out."""
         head = {"planner": content.plan.planner, "headroom": content.headroom, "profile": content.profile}
         return head | _tables_of(content.request, content.plan)
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read the plan of a plan file. Raises PlanError, which names the file, the key and what was expected."""
+    """Read the plan of a plan file. Raises PlanError with the file, the key and the expected value."""
     return _plan_of(read_sections(path), str(path))
 
 
 def parse_plan(text: str, where: str) -> PlanFile:
-    """As `read_plan`; `where` is what errors call the text. Raises PlanError."""
+    """As `read_plan`, for a text; `where`: its name in errors. Raises PlanError."""
     return _plan_of(parse_sections(text, where), where)
 
 
 def plan_text(file: PlanFile) -> str:
-    """The TOML of a plan file with this section alone: `parse_plan` of it is the plan again."""
+    """TOML of a plan file with this section alone; `parse_plan` reads it back."""
     return sections_text({TENANTS: file})
 
 
 def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
-    """What files, and those who look on, are told of plans."""
+    """Tables of devices, for plan files and for the status of servers and clusters."""
     tables: list[dict[str, Any]] = to_table(devices)
     for slot in _slots(tables):
         slot["rate"] = slot.pop("rate_per_s")
@@ -174,12 +174,12 @@ def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
 
 
 def request_text(request: Request) -> str:
-    """The TOML of a file of tenants: `parse_request` of it is the request again."""
+    """TOML of a file of tenants; `parse_request` reads it back."""
     return toml_text({"format": REQUEST_FORMAT, **_tables_of(request)})
 
 
 def _tables_of(request: Request, plan: Plan | None = None) -> dict[str, Any]:
-    """The arrays of tables; those that are empty cannot be written, and are left out."""
+    """The arrays of tables, without empty ones, which TOML cannot hold."""
     devices = []
     for device, group in groupby(request.devices):
         table = {"name": device.name, "count": len(list(group)), "splits": device.splits}
@@ -217,7 +217,7 @@ def splits_of_cores(cores: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All multisets of `sizes`, which descend, of that total; each descends."""
+    """All multisets of `sizes` with this sum, each in descending order; `sizes` descend."""
     if total == 0:
         return [()]
     found = []
@@ -253,7 +253,7 @@ def _plan_of(sections: Mapping[str, Any], where: str) -> PlanFile:
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:
-    """The table, with the model of a tenant that names none: it is called like the tenant."""
+    """The table, where a tenant without a model gets the model of its own name."""
     for tenant in _tables(table, "tenant"):
         if "name" in tenant:
             tenant.setdefault("model", tenant["name"])

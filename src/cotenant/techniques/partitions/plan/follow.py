@@ -1,7 +1,8 @@
-"""Following the load: devices and rates come in, and what to run next goes out. Pure.
+"""Dynamic reorganiser: follows devices and rates, and decides which plan to run next (GPU-let, section 4.6). Pure.
 
-The owner counts rows in windows of time and gives them to a `Tracker`; every period it asks for the next step, carries
-it out, make before break, and keeps what it then holds. A server does so for its one device, a cluster for its nodes.
+The caller counts rows in windows of time and gives the counts to a `Tracker`. Every period it asks for the next step,
+carries the step out (make before break), and keeps the returned state. A server does so for its one device, a cluster
+for its nodes.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from cotenant.techniques.partitions.plan.tracking import RateVerdict, TrackingSe
 from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 LEAST_SHARE = 0.1
-"""A tenant is planned for at least this share of the rate that its file declares, so that one that comes back finds a
-place until the next look. It costs the others little: a turn that its tenant does not use is lent."""
+"""Least share of its declared rate for which a tenant is planned, so that a tenant that returns is served until the
+next check. The cost is small: unused slots are skipped or backfilled."""
 STEPS = 7
-"""Halvings of the interval: the share that fits is found to within 1 %."""
+"""Steps of the bisection: the fitting share is found to within 1 %."""
 _TRIED_LEAVES = 8
-"""With so many tenants each is tried as the one to be left out; with more, the one that breaks first is."""
+"""Most tenants of which each is tried as the one to leave out; with more, the one that breaks first is left out."""
 
 
 class Reason(StrEnum):
-    """Why there is another plan."""
+    """Reason for another plan."""
 
     FIRST = "the first plan"
     LOST = "nodes were lost"
@@ -39,10 +40,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FollowSettings:
-    """When another plan is sought, and for what.
+    """When to search another plan, and for which rates.
 
-    No tenant is planned for less than `floor` of its declared rate: 1.0 never goes below what was declared. Where no
-    share of all rates fits, tenants are left out of the plan with `leave_out`, and else there is none.
+    `floor`: least share of its declared rate for which a tenant is planned. `leave_out`: leave tenants out of the plan
+    if no common share of all rates fits; without it there is no plan then.
     """
 
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
@@ -53,10 +54,10 @@ class FollowSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunningPlan:
-    """What runs: the plan, the devices held for it, and the share of the rates that it serves.
+    """The running plan, the devices held for it, and the share of the rates that it serves.
 
-    `sought_per_s` are the rates for which a plan was last sought, in vain or not; `left_out` the tenants that have no
-    place in it. `calm` and `spare` count the looks in a row that found the plan, or the devices, too many.
+    `sought_per_s`: rates of the last search, successful or not; `left_out`: tenants without a slot. `calm` and `spare`:
+    consecutive checks that found the plan too large, and the devices too many.
     """
 
     plan: Plan
@@ -69,15 +70,15 @@ class RunningPlan:
 
     @property
     def whole(self) -> bool:
-        """Whether all that is asked for is served."""
+        """Whether the plan serves the whole demand."""
         return self.share >= 1.0 and not self.left_out
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do: `held.plan` is the one to run; it is the old one where `reason` is KEEP, and None fits nowhere.
+    """Result of a check: `held.plan` is the plan to run, the old one if `reason` is KEEP; None if no plan fits.
 
-    `breaks` says what does not fit where less than the whole of each rate is served.
+    `breaks`: the broken constraint, if less than the whole demand is served.
     """
 
     held: RunningPlan | None
@@ -87,15 +88,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A plan for `share` of every rate, or None where no share was found to fit; why not more, if that is below 1."""
+    """A plan for `share` of every rate; None if no share fits. `breaks`: the constraint that prevents a larger one."""
 
     plan: Plan | None
     share: float
     breaks: Infeasible | None = None
 
 
-def asked_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: float) -> tuple[Load, ...]:
-    """The declared loads with the tracked rates where there are some, but no less than `floor` of what is declared."""
+def demanded_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: float) -> tuple[Load, ...]:
+    """The declared loads at their tracked rates, if there are some, at least at `floor` of the declared rates."""
     return tuple(
         structs.replace(load, rate_per_s=max(tracked[load.tenant], floor * load.rate_per_s))
         if load.tenant in tracked
@@ -111,29 +112,29 @@ def compare(
     tracking: TrackingSettings,
     lost: bool = False,
 ) -> tuple[Reason, RunningPlan]:
-    """Whether devices and rates ask for another plan, and what is held after this look at them.
+    """Whether devices and rates need another plan, and the state after this check.
 
-    `lost` says that a device of the plan is gone. What was too much for the devices stays so until there are more of
-    them or other rates: it is not sought again.
+    `lost`: a device of the plan is gone. Rates that did not fit are not tried again until the rates or the number of
+    devices change.
     """
-    asked = {load.tenant: load.rate_per_s for load in loads}
+    demand = {load.tenant: load.rate_per_s for load in loads}
     there = Counter(device.name for device in inventory)
     if lost or Counter(device.device for device in held.plan.devices) - there:
-        return Reason.LOST, replace(held, calm=0, sought_per_s=asked)
+        return Reason.LOST, replace(held, calm=0, sought_per_s=demand)
     if not held.whole and len(inventory) > held.devices:
-        return Reason.MORE, replace(held, calm=0, sought_per_s=asked)
+        return Reason.MORE, replace(held, calm=0, sought_per_s=demand)
     served = held.plan.rates_per_s
     for tenant, rate in held.sought_per_s.items():
         served[tenant] = max(served.get(tenant, 0.0), rate * (1 + tracking.headroom))
-    seen, calm = compare_rates(asked, served, tracking, held.calm)
+    seen, calm = compare_rates(demand, served, tracking, held.calm)
     if seen is RateVerdict.KEEP:
         return Reason.KEEP, replace(held, calm=calm)
-    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=asked)
+    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=demand)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFollower:
-    """Seeks plans with this planner, on devices that are taken in their order. All its methods raise what it raises."""
+    """Searches plans with one planner, on devices in the inventory's order. Raises what the planner raises."""
 
     planner: Planner
     inventory: Sequence[DeviceType]
@@ -141,17 +142,17 @@ class PlanFollower:
     settings: FollowSettings
 
     def next_step(self, loads: Sequence[Load], held: RunningPlan | None, lost: bool = False) -> Step:
-        """Look at devices and rates, and seek another plan where they ask for one: see `compare` and `seek`."""
+        """Check devices and rates, and search another plan if needed (`compare`, then `seek`)."""
         reason = Reason.FIRST
         if held is not None:
             reason, held = compare(loads, self.inventory, held, self.settings.tracking, lost)
         return Step(held, reason) if reason is Reason.KEEP else self.seek(loads, held, reason)
 
     def seek(self, loads: Sequence[Load], held: RunningPlan | None, reason: Reason) -> Step:
-        """Another plan, for a reason that `compare` gave.
+        """Search another plan, for the reason of `compare`.
 
-        Where the rates do not fit onto all devices, the largest common share of them is planned for. `held` in the
-        answer is None where nothing fits.
+        If the rates do not fit onto all devices, the plan is for the largest common share of the rates that fits.
+        `held` of the result is None if no share fits.
         """
         if not self.inventory:
             return Step(None, reason)
@@ -160,7 +161,7 @@ class PlanFollower:
         if held is None or reason is Reason.LOST:
             scaled = least_devices(*given, running)
         else:
-            # the look has been patient already: what it calls a fall is one
+            # `compare` has already waited `patience` checks before it reports a fall
             patience = 1 if reason is Reason.SHRINK else self.settings.scaling.patience
             last = Scaled(held.plan, held.devices, held.spare)
             scaled = rescale(*given, last, replace(self.settings.scaling, patience=patience))
@@ -174,7 +175,7 @@ class PlanFollower:
         return Step(found, reason, scaled.plan if left_out else fitted.breaks)
 
     def _fit_some(self, loads: Sequence[Load], running: Plan | None) -> tuple[Fitted, tuple[str, ...]]:
-        """The largest share that fits, and the tenants left out for it: those without whom most of the rest fits."""
+        """The largest share that fits, and the tenants left out: those by which the share of the rest gains most."""
 
         def fit(some: Sequence[Load]) -> Fitted:
             return largest_fit(self.planner, some, self.inventory, self.costs, running)
@@ -190,8 +191,8 @@ class PlanFollower:
             best, load = max(tried, key=lambda each: each[0].share, default=(fitted, kept[-1]))
             if best.plan is not None:
                 return best, (*left_out, load.tenant)
-            who = fitted.breaks.tenant if fitted.breaks else ""
-            load = next((each for each in kept if each.tenant == who), kept[-1])
+            first = fitted.breaks.tenant if fitted.breaks else ""
+            load = next((each for each in kept if each.tenant == first), kept[-1])
             kept.remove(load)
             left_out.append(load.tenant)
 
@@ -201,8 +202,7 @@ def largest_fit(
 ) -> Fitted:
     """Plan for the loads, or for the largest common share of their rates for which the planner finds a plan.
 
-    Bisection on the share; planners need not be monotone in it, so it is the largest that was found. Raises what the
-    planner raises.
+    Bisection on the share. As planners need not be monotone, a larger share may exist. Raises what the planner raises.
     """
     made = planner.plan(loads, devices, costs, running)
     if isinstance(made, Plan):

@@ -1,4 +1,4 @@
-"""Who takes over whose place when a plan changes."""
+"""Greedy matching of the devices or partitions of a new plan to those of the running one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 
 def match(pairs: Iterable[tuple[int, int, int]]) -> dict[int, int]:
-    """An old place for each new one, of pairs (likeness, new, old): those most alike first, then in their order.
+    """Match new to old numbers by pairs (similarity, new, old), the most similar pairs first, then by number.
 
-    No old place is taken twice, and a new one whose old places are all taken has none. Together the pairs chosen are at
-    least half as alike as the best choice of all.
+    Each number is matched at most once. The total similarity is at least half of the maximum (greedy matching).
     """
     found: dict[int, int] = {}
     taken: set[int] = set()

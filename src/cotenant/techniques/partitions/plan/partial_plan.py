@@ -1,4 +1,4 @@
-"""A plan in the making: what stands on each device, what may be opened there, and whether one more share fits."""
+"""Partial plan of a greedy planner: partitions in use by device, free partition sizes, and whether more load fits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cotenant.techniques.partitions.plan.types import (
 )
 
 _PASSES = 4
-"""How often the rounds of a device are adjusted to each other before it counts as impossible."""
+"""Most passes in which the rounds of a device are adjusted to each other; then they count as infeasible."""
 
 
 class PartialPartition(NamedTuple):
-    """A partition with the tenants that it serves, each at a rate, and their round.
+    """A partition with its loads, their rates, and their round.
 
-    `neighbour` is what the other partitions of the device see of it, `memory_bytes` what its models take.
+    `neighbour`: size and slots, as the other partitions of the device see them; `memory_bytes`: memory of its models.
     """
 
     size: int
@@ -44,10 +44,10 @@ Partitions = tuple[PartialPartition, ...]
 
 
 class PartialPlan:
-    """Devices and what was put on them so far.
+    """Devices and the partitions placed on them so far.
 
-    Sees no interference unless `interference` is set. `reserve` are loads that may yet come into a partition that is
-    still unused: rounds are made to hold beside any one of them.
+    `interference`: whether rounds must be feasible beside their neighbours. `reserve`: loads that may come into unused
+    partitions; rounds are feasible beside any one of them.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class PartialPlan:
         self._most_models = most_models
         self._memory = True
         self.slowdowns: Mapping[tuple[str, str, int], float] = {}
-        """What a planner expects of interference, by tenant, device type and size."""
+        """Expected slowdowns by tenant, device type and size, set by the planner."""
 
-    def openings(self, device: int) -> tuple[int, ...]:
-        """Sizes of the partitions that may be opened beside those of a device, ascending."""
+    def free_sizes(self, device: int) -> tuple[int, ...]:
+        """Sizes of partitions that may be added to a device, ascending."""
         made = self.made[device]
         if len(made) >= self.most_partitions:
             return ()
-        return _openings(self.kinds[device].splits, tuple([partition.size for partition in made]))
+        return _free_sizes(self.kinds[device].splits, tuple([partition.size for partition in made]))
 
     def beside(self, kind: DeviceType, size: int) -> int:
-        """The largest partition that may be opened beside one on an unused device; 0 for none."""
-        return max(_openings(kind.splits, (size,)), default=0) if self.most_partitions > 1 else 0
+        """The largest partition that may stand beside one of `size` on an unused device; 0 for none."""
+        return max(_free_sizes(kind.splits, (size,)), default=0) if self.most_partitions > 1 else 0
 
     def fresh(self) -> list[int]:
         """The first unused device of each type."""
@@ -92,7 +92,7 @@ class PartialPlan:
         return list(first.values())
 
     def room(self, load: Load, device: int, size: int) -> float:
-        """The largest rate that a new partition can serve beside what stands there, in rows a second."""
+        """The largest rate in rows/s that a new partition can serve beside the partitions of the device."""
         kind, made = self.kinds[device], self.made[device]
         around: tuple[Neighbour, ...] = ()
         if self._interference:
@@ -102,14 +102,14 @@ class PartialPlan:
         return self.cache.capacity(load.model, load.slo_ns, size, kind.name, around)
 
     def opened(self, device: int, size: int, load: Load, rate: float) -> Partitions | None:
-        """The partitions of a device with a new one for this load; None where they do not all hold."""
+        """The partitions of a device with a new one for this load; None if they are infeasible."""
         made = self.made[device]
         memory_bytes = self.cache.costs.memory_bytes(load.model)
         new = PartialPartition(size, (load,), (Demand(load.model, load.slo_ns, rate),), memory_bytes)
         return self._settled(device, [*made, new], len(made))
 
     def merged(self, device: int, index: int, load: Load, rate: float) -> Partitions | None:
-        """The partitions of a device with a share of this load in one of them; None where they do not all hold."""
+        """The partitions of a device with a rate of this load added to one of them; None if they are infeasible."""
         made = list(self.made[device])
         size, loads, demands, memory_bytes, *_ = made[index]
         if any(there is load for there in loads):
@@ -128,7 +128,7 @@ class PartialPlan:
         return self._settled(device, made, index)
 
     def plan(self, planner: str) -> Plan:
-        """What stands, as a plan."""
+        """The placed partitions as a plan."""
         return Plan(
             tuple(
                 DevicePlan(kind.name, tuple(_plan(partition) for partition in made))
@@ -139,13 +139,13 @@ class PartialPlan:
         )
 
     def sees_interference(self, model: str) -> bool:
-        """Whether interference is looked at, and there is any between a model and those that are placed."""
+        """Whether interference is considered, and a model has any with the placed models."""
         placed = {work.model for made in self.made for partition in made for work in partition.demands}
         models = sorted(placed | {model})
         return self._interference and self.cache.interferes(models, self.types)
 
     def relaxed(self, *, memory: bool = True, interference: bool = True) -> PartialPlan:
-        """A copy that looks away from memory or from interference."""
+        """A copy without the constraint of memory, or of interference."""
         copy = PartialPlan(
             self.cache,
             self.kinds,
@@ -160,7 +160,7 @@ class PartialPlan:
         return copy
 
     def _settled(self, device: int, made: list[PartialPartition], changed: int) -> Partitions | None:
-        """Rounds for one changed partition and for those that it disturbs, until all hold beside each other."""
+        """Adjust the round of a changed partition and of its neighbours until all are feasible; None if that fails."""
         kind = self.kinds[device]
         if self._memory:
             taken = sum([partition.memory_bytes for partition in made])
@@ -170,10 +170,10 @@ class PartialPlan:
             return None
         if not self._interference or len(made) == 1:
             return tuple(made)
-        turn = [*(index for index in range(len(made)) if index != changed), changed]
+        visited = [*(index for index in range(len(made)) if index != changed), changed]
         for _ in range(_PASSES):
             is_steady = True
-            for index in turn:
+            for index in visited:
                 own = made[index]
                 around = self._around(device, made, index)
                 if not self.cache.stands(own.demands, own.round, own.size, kind.name, around):
@@ -196,7 +196,7 @@ class PartialPlan:
         return True
 
     def _around(self, device: int, made: Sequence[PartialPartition], index: int) -> tuple[Neighbour, ...]:
-        """What partition `index` of those on a device must hold beside: the others, and what may yet come."""
+        """Neighbours beside which partition `index` of a device must be feasible: the others, and reserved loads."""
         if not self._interference:
             return ()
         others = tuple([partition.neighbour for number, partition in enumerate(made) if number != index])
@@ -205,19 +205,19 @@ class PartialPlan:
         return others + self._to_come(self.kinds[device], tuple(partition.size for partition in made))
 
     def _to_come(self, kind: DeviceType, sizes: tuple[int, ...]) -> tuple[Neighbour, ...]:
-        openings = _openings(kind.splits, sizes) if len(sizes) < self.most_partitions else ()
-        if not openings:
+        free_sizes = _free_sizes(kind.splits, sizes) if len(sizes) < self.most_partitions else ()
+        if not free_sizes:
             return ()
         batches = (
-            (load.model, self.cache.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
+            (load.model, self.cache.best_batch(load.model, load.slo_ns, free_sizes[-1], kind.name))
             for load in self._reserve
         )
-        return ((openings[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
+        return ((free_sizes[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
 
 
 @lru_cache(maxsize=1 << 12)
-def _openings(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes that some split has left when these are in use, ascending."""
+def _free_sizes(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes that remain in some split when these are in use, ascending."""
     used = Counter(sizes)
     left = [Counter(split) - used for split in splits if used <= Counter(split)]
     return tuple(sorted({size for counter in left for size in counter}))
@@ -226,24 +226,21 @@ def _openings(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tu
 def diagnose(
     partial: PartialPlan, load: Load, left: float, place: Callable[[PartialPlan, Load, float], bool]
 ) -> Infeasible:
-    """Why `place` fails with what is left of a load's rate: the constraint without which it succeeds."""
+    """Why `place` fails for the unserved part of a load's rate: the constraint without which it succeeds."""
     impossible = impossible_alone(partial, load)
     if impossible is not None:
         return impossible
     served = f"{load.rate_per_s - left:.4g} of {load.rate_per_s:.4g} rows/s"
     found = f"tenant {load.tenant!r} gets {served} of model {load.model!r}"
     if place(partial.relaxed(memory=False), load, left):
-        return Infeasible(load.tenant, MEMORY, f"{found}; what is left of the devices' memory is too little for it")
+        return Infeasible(load.tenant, MEMORY, f"{found}; the devices' free memory is too small for the model")
     if partial.sees_interference(load.model) and place(partial.relaxed(interference=False), load, left):
         return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
     return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(partial.kinds)}, without room for the rest")
 
 
 def impossible_alone(partial: PartialPlan, load: Load, *, whole: bool = False) -> Infeasible | None:
-    """Why no device can serve a load even with nothing else on it, at whatever rate; None where one can.
-
-    `whole` allows undivided devices only.
-    """
+    """Why no empty device can serve a load at any rate; None if one can. `whole`: try undivided devices only."""
     cache = partial.cache
     kinds = partial.types
     if not kinds:
@@ -259,15 +256,15 @@ def impossible_alone(partial: PartialPlan, load: Load, *, whole: bool = False) -
             (min(cache.curve(load.model, kind.whole, kind.name).latency_ns), kind.name) for kind in kinds
         )
         detail = (
-            f"tenant {load.tenant!r} waits up to one duty cycle and then for its batch: with the quickest batch "
-            f"of model {load.model!r}, {quickest / 1e6:.4g} ms on a whole {kind!r}, that is "
-            f"{2 * quickest / 1e6:.4g} ms, and its SLO is {load.slo_ns / 1e6:.4g} ms"
+            f"tenant {load.tenant!r} needs an SLO of {2 * quickest / 1e6:.4g} ms and has {load.slo_ns / 1e6:.4g} ms: "
+            f"a row waits up to one duty cycle and then for its batch, and the fastest batch of model {load.model!r} "
+            f"takes {quickest / 1e6:.4g} ms on a whole {kind!r}"
         )
         return Infeasible(load.tenant, LATENCY, detail)
     needed = cache.costs.memory_bytes(load.model)
     most = max(kind.memory_bytes - kind.partition_bytes for kind in able)
     if needed > most:
-        detail = f"model {load.model!r} of tenant {load.tenant!r} takes {needed} bytes, a device has {most} for models"
+        detail = f"model {load.model!r} of tenant {load.tenant!r} needs {needed} bytes, a device has {most} for models"
         return Infeasible(load.tenant, MEMORY, detail)
     return None
 

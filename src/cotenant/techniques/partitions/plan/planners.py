@@ -1,16 +1,18 @@
-"""Planners by name, as commands and configuration files know them; a package may add its own."""
+"""Registry of planners by name, for commands and configuration files; other packages may add planners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from cotenant import registry
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 MakePlanner = Callable[[float, float], Planner]
-"""Makes a planner that adds a share (the first) to every rate, and scales its time to search by an effort."""
+"""Makes a planner from its headroom (a share added to every rate) and its effort (a factor on its search time)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,13 @@ class _Registered:
 
 _REGISTERED: dict[str, _Registered] = {}
 _BLIND = ("elastic",)
-"""Those of this package that do not look at interference."""
+"""Planners of this package without an interference model."""
 
 
 def register(name: str, planner: MakePlanner, *, is_blind: bool = False) -> None:
     """Add a planner under a name; an installed package adds one by an entry point of the group `registry.PLANNERS`.
 
-    A planner that `is_blind` does not look at interference: its plans may not hold beside neighbours, and an error
-    about one says why.
+    `is_blind`: the planner ignores interference, so its plans may be infeasible beside neighbours. Errors say so.
 
     Raises PlanError for a name that is taken.
     """
@@ -38,16 +39,14 @@ def register(name: str, planner: MakePlanner, *, is_blind: bool = False) -> None
 
 
 def is_blind(name: str) -> bool:
-    """Whether the planner of that name does not look at interference."""
+    """Whether the planner of that name ignores interference."""
     return name in _BLIND or (name in _REGISTERED and _REGISTERED[name].is_blind)
 
 
 def make_planner(name: str, headroom: float = 0.0, effort: float = 1.0) -> Planner:
-    """A planner with its own settings and that share added to every rate.
+    """A planner by name. `headroom`: share added to every rate; `effort`: factor on the search time of "ours".
 
-    `effort` scales the time that "ours" may search; the others of this package take what they need.
-
-    Raises PlanError for a name that is none, InvalidValueError for a negative headroom.
+    Raises PlanError for an unknown name, InvalidValueError for a negative headroom.
     """
     make: MakePlanner | None = _REGISTERED[name].make if name in _REGISTERED else registry.load(registry.PLANNERS, name)
     if make is None:
@@ -63,44 +62,44 @@ def make_planner(name: str, headroom: float = 0.0, effort: float = 1.0) -> Plann
 
 
 @dataclass(frozen=True, slots=True)
-class ForBursts:
-    """A planner that is asked for the rates of `with_poisson_headroom`: what arrivals at random need, tenant by tenant.
+class ForBursts(Planner):
+    """Planner for Poisson arrivals: plans for the rates of `with_poisson_headroom` by the planner `within`.
 
-    Rates in its answers are those larger ones. The planner within should have no headroom of its own.
+    Its plans have these larger rates. `within` should have no headroom of its own.
     """
 
     within: Planner
 
     @property
+    @override
     def name(self) -> str:
-        """See Planner."""
         return self.within.name
 
+    @override
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Plan | Infeasible:
-        """See Planner."""
         from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
 
         return self.within.plan(with_poisson_headroom(loads), devices, costs, running)
 
 
 def ours(headroom: float, effort: float) -> Planner:
-    """Local search over columns, and an exact solver where it is installed. A `MakePlanner`."""
+    """Column search, with an exact solver if OR-Tools is installed. A `MakePlanner`."""
     from cotenant.techniques.partitions.plan.search.optimal import Optimal
 
     return Optimal(headroom=headroom, time_limit_s=effort)
 
 
 def elastic_int(headroom: float, effort: float) -> Planner:
-    """Elastic partitioning that looks at interference. A `MakePlanner`."""
+    """Elastic partitioning with the interference model. A `MakePlanner`."""
     from cotenant.techniques.partitions.plan.elastic import Elastic
 
     return Elastic(with_interference=True, headroom=headroom)
 
 
 def elastic(headroom: float, effort: float) -> Planner:
-    """Elastic partitioning, blind to interference. A `MakePlanner`."""
+    """Elastic partitioning without an interference model. A `MakePlanner`."""
     from cotenant.techniques.partitions.plan.elastic import Elastic
 
     return Elastic(with_interference=False, headroom=headroom)

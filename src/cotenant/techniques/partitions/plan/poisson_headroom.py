@@ -1,4 +1,4 @@
-"""How much more than a rate must be planned for because arrivals vary."""
+"""Headroom for Poisson arrivals: the rate to plan for, given the mean rate and the SLO."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cotenant.errors import InvalidValueError
 from cotenant.techniques.partitions.plan.types import NS_PER_S, Load
 
 QUANTILE = 0.8
-"""Of the counts in one SLO: see `with_poisson_headroom`."""
+"""Quantile of the number of arrivals within one SLO, for `with_poisson_headroom`."""
 
 
 def poisson_rate(rate_per_s: float, window_s: float, quantile: float = QUANTILE) -> float:
-    """The rate that a Poisson process exceeds in a share 1 - quantile of windows of this length, at most.
+    """The rate `max(r, Q(r * w) / w)`: mean rate r, window w in seconds, Q the Poisson quantile of a count.
 
-    Never below the mean rate. The artifact of GPU-let plans with the 99 % quantile of the count in a second, which is
-    blind to the SLO: 24 % more at 100 a second, 7 % at 1000. See `with_poisson_headroom`.
+    A Poisson process exceeds this rate in at most a share `1 - quantile` of the windows. The artifact of GPU-let uses
+    the 99 % quantile in windows of one second, whatever the SLO.
 
     Raises InvalidValueError for a rate or window that is not positive, and a quantile that is not between 0 and 1.
     """
@@ -32,14 +32,13 @@ def poisson_rate(rate_per_s: float, window_s: float, quantile: float = QUANTILE)
 
 
 def with_poisson_headroom(loads: Sequence[Load], quantile: float = QUANTILE) -> tuple[Load, ...]:
-    """The loads at the rates to plan for, without other headroom, so that about 1 % of Poisson arrivals miss the SLO.
+    """The loads at `poisson_rate` with one SLO as window, so that about 1 % of Poisson arrivals miss the SLO.
 
-    A full plan has no rest for bursts, and what counts are bursts within an SLO: rows that come earlier are gone by
-    then. Simulations of full partitions (rows `headroom` of the experiment gpulet-rates) bear 1 % of late rows at a
-    mean rate r such that r + 0.9 * sqrt(r / SLO) fills them, or less; that is the 80 % quantile of the count in one
-    SLO. Not enough for a load of which hardly one batch fits into half its SLO: that experiment simulates instead.
+    Bursts within one SLO count: earlier rows are answered by then. The default quantile comes from simulations of full
+    partitions (experiment gpulet-rates, rows `headroom`). It is too low for a load of which hardly one batch fits into
+    half its SLO.
 
-    Raises as `poisson_rate` does.
+    Raises as `poisson_rate`.
     """
     return tuple(
         replace(load, rate_per_s=poisson_rate(load.rate_per_s, load.slo_ns / NS_PER_S, quantile)) for load in loads
@@ -47,7 +46,7 @@ def with_poisson_headroom(loads: Sequence[Load], quantile: float = QUANTILE) -> 
 
 
 def _quantile(mean: float, quantile: float) -> int:
-    """The smallest count that a Poisson variable stays at or below with this probability."""
+    """Quantile of the Poisson distribution: the smallest count n with `P(X <= n) >= quantile`."""
     spread = math.sqrt(mean)
     first = max(0, math.floor(mean - 12 * spread - 12))
     total = 0.0

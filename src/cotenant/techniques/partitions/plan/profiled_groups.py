@@ -1,4 +1,4 @@
-"""What measured groups of a repository say of groups in partitions of cores (`cotenant profile --groups`)."""
+"""Latencies of groups in partitions of cores, from a repository's measured groups (`cotenant profile --groups`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from cotenant.techniques.partitions.plan.types import CoRunner
 from cotenant.work import Work
 
 LEAST_NEAR = 1
-"""So many measured groups have to be near one that is planned; what near means, `MeasuredGroups.near` says."""
+"""Least number of measured groups near a planned one (`MeasuredGroups.near`)."""
 
 
 class ProfiledGroups:
-    """Groups of whole models by the fitted predictor, at its quantile, where measured ones are near.
+    """Latencies of groups of whole models by the fitted predictor, if measured groups are near. Implements GroupTimes.
 
-    `tenants` gives whose model a name in plans stands for. Of several shapes a member has the slowest. Implements
-    GroupTimes.
+    `tenants`: the tenant of each model's name in plans. A member has the slowest of its declared shapes.
     """
 
     def __init__(self, fitted: OverlapPredictor, tenants: Mapping[str, str]) -> None:
@@ -35,16 +34,16 @@ class ProfiledGroups:
 
     @property
     def count(self) -> int:
-        """Groups of two and more members that were measured."""
+        """Number of measured groups of two and more members."""
         return int((self._fitted.model.measured.lengths > 1).sum())
 
     def divisions(self, size: int, members: int) -> Sequence[tuple[int, ...]]:
-        """See GroupTimes: the sizes that were measured beside each other, as far as they fit."""
+        """Measured combinations of part sizes that fit into a partition of `size`."""
         fitting = [each for each in self._divided if len(each) == members and sum(each) <= size]
         return sorted({order for each in fitting for order in permutations(each)})
 
     def group_ns(self, members: Sequence[CoRunner], size: int) -> int | None:
-        """See GroupTimes."""
+        """Predicted latency of a group in ns; None for unknown models or without a measured group near it."""
         group: Group = tuple(sorted(self._member(*member) for member in members if member[0] in self._tenants))
         if len(group) < len(members) or self._fitted.near(group) < LEAST_NEAR:
             return None
@@ -59,11 +58,10 @@ class ProfiledGroups:
 
 
 def read_groups(root: Path, profile: Profile, quantile: str, names: Mapping[str, str]) -> ProfiledGroups | None:
-    """The groups of a repository at one of QUANTILES, for the models of its profile; None where none were measured.
+    """The groups of a repository at one of QUANTILES; None if none were measured on the profile's device.
 
-    `names` gives the tenant whose model each name in plans is.
-    Models that have changed since, and those that were in no group, are in none; of another device there are none.
-    Raises OverlapFileError for a file that cannot be used.
+    `names`: the tenant of each model's name in plans. Models that changed since the measurement are left out. Raises
+    OverlapFileError for a file that cannot be used.
     """
     assert quantile in QUANTILES
     if not overlap_path(root).exists():

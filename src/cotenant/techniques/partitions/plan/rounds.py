@@ -1,7 +1,10 @@
-"""Rounds of a partition: which duty cycle and batches serve given rates within their SLOs, if any do.
+"""Rounds of a partition: the duty cycle and the batches that serve given rates within their SLOs.
 
-A round is feasible when the executions fit into the duty cycle, every duty cycle and execution fit into the SLO, and no
-batch takes fewer rows than arrive in a duty cycle. Source: the squishy tasks of Nexus (SOSP 2019), section 6.1.
+With rate `r_i`, SLO `S_i`, batch `b_i` and latency `L_i(b_i)` of slot i, a round of duty cycle `D` is feasible if
+
+    sum_i L_i(b_i) <= D,    D + L_i(b_i) <= S_i    and    b_i >= r_i * D    for all i
+
+Source: squishy bin packing of Nexus (SOSP 2019), section 6.1.
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs,
 from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
-"""Size of another partition of the device, and the model and batch of each of its slots."""
+"""Another partition of the device: its size, and the model and batch of each slot."""
 _ROUNDING = 1e-10
 _MEMORY = 1 << 16
-"""Answers of each kind kept at most; some 50 MB."""
+"""Largest number of entries of each cache; about 50 MB."""
 _MOST_FACTORS = 1 << 18
 
 
 class Demand(NamedTuple):
-    """Rows a second of a model, each within an SLO."""
+    """Demand for one model: rows a second, each within an SLO."""
 
     model: str
     slo_ns: int
@@ -34,7 +37,7 @@ class Demand(NamedTuple):
 
 
 class RoundFit(NamedTuple):
-    """A duty cycle and the batch of each slot, and the factor on all executions that it bears."""
+    """A duty cycle and the batch of each slot. `bears`: largest slowdown of all executions at which it is feasible."""
 
     duty_ns: int
     batches: tuple[int, ...]
@@ -42,9 +45,9 @@ class RoundFit(NamedTuple):
 
 
 class Curve:
-    """Latency over the batch of one model in one partition, in its surroundings.
+    """Latency over batch size of one model in one partition, beside given neighbours.
 
-    `choice[n]` is the position of the batch to run for n rows: of those that take n, the quickest.
+    `choice[n]`: position of the batch to run for n rows, the fastest batch of at least n rows.
     """
 
     __slots__ = ("batches", "choice", "latency_ns", "least_ns_per_row", "position")
@@ -66,7 +69,7 @@ class Curve:
         self.least_ns_per_row = min(ns / batch for ns, batch in zip(self.latency_ns, self.batches, strict=True))
 
     def capacity(self, slo_ns: int) -> tuple[float, int]:
-        """The largest rate that a partition of its own serves, in rows a second, and the batch; (0.0, 0) for none."""
+        """Largest rate that the model alone can have in the partition, in rows/s, and the batch; (0.0, 0) for none."""
         rate, chosen = 0.0, 0
         for batch, ns in zip(self.batches, self.latency_ns, strict=True):
             if 2 * ns <= slo_ns and batch * NS_PER_S / ns > rate:
@@ -75,7 +78,7 @@ class Curve:
 
 
 class RoundCache:
-    """Curves, capacities and rounds under one set of costs, worked out once each."""
+    """Cache of curves, capacities and rounds under one set of costs."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -87,7 +90,7 @@ class RoundCache:
         self._adds: dict[tuple[str, int, int, str], dict[CoRunner, float]] = {}
 
     def curve(self, model: str, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()) -> Curve:
-        """Latencies of a model in a partition, the worst that at most one slot of each neighbour can make of them."""
+        """Latencies of a model in a partition, beside the worst choice of at most one slot of each neighbour."""
         key = (model, size, device, neighbours)
         curve = self._curves.get(key)
         if curve is None:
@@ -107,7 +110,7 @@ class RoundCache:
         return curve
 
     def alone_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        """Time of one batch alone."""
+        """Latency in ns of one batch without co-runners."""
         curve = self.curve(model, size, device)
         return curve.latency_ns[curve.position[batch]]
 
@@ -138,11 +141,11 @@ class RoundCache:
     def capacity(
         self, model: str, slo_ns: int, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
     ) -> float:
-        """The largest rate that a partition serves when it serves nothing else, in rows a second."""
+        """Largest rate that a model can have in a partition of its own, in rows a second."""
         return self._capacity(model, slo_ns, size, device, neighbours)[0]
 
     def best_batch(self, model: str, slo_ns: int, size: int, device: str) -> int:
-        """The batch with which a partition serves its largest rate; 0 where it can serve none."""
+        """The batch of the largest rate of a model in a partition of its own; 0 if the SLO cannot be met."""
         return self._capacity(model, slo_ns, size, device, ())[1]
 
     def _capacity(
@@ -157,11 +160,11 @@ class RoundCache:
         return capacity
 
     def knee(self, model: str, slo_ns: int, kind: DeviceType, min_gain: float) -> int:
-        """The most efficient size: the knee of the largest rate over the size; 0 where no size serves the model.
+        """The most efficient partition size: the knee of capacity over size; 0 if no size can serve the model.
 
-        A size counts only if it serves at least `min_gain` times what the next smaller one does. Of these, the knee is
-        farthest above the straight line from nothing to the largest; the largest where none lies above it.
-        Source: GPU-let, section 4.3, which leaves open what makes a knee.
+        A size is considered if its capacity is at least `min_gain` times that of the size considered before it. The
+        knee is the size farthest above the straight line from the origin to the largest size, else the largest size.
+        Source: GPU-let, section 4.3, which does not define the knee.
         """
         key = (model, slo_ns, kind, min_gain)
         knee = self._knees.get(key)
@@ -180,7 +183,7 @@ class RoundCache:
         return knee
 
     def interferes(self, models: Sequence[str], kinds: Sequence[DeviceType]) -> bool:
-        """Whether the models are believed to slow each other down, at their smallest or largest batches."""
+        """Whether the costs have an interference between the models, at their smallest or largest batches."""
         ends = {model: self.costs.batches(model) for model in models}
         runs = [(model, batch) for model, batches in ends.items() for batch in (batches[0], batches[-1])]
         places = {
@@ -196,9 +199,9 @@ class RoundCache:
         )
 
     def least_share(self, load: Load, kind: DeviceType) -> float:
-        """A lower bound for the devices of one kind that a load takes, in whole devices; infinite if none serves it.
+        """Lower bound of the devices of one type that a load takes; infinite if none can serve it.
 
-        No round serves rows quicker than the best batch that stays within half the SLO does, alone in its partition.
+        No round has a larger throughput than the best batch alone in its partition, of latency up to half the SLO.
         """
         most = max(self.capacity(load.model, load.slo_ns, size, kind.name) * kind.whole / size for size in kind.sizes)
         return load.rate_per_s / most if most > 0 else math.inf
@@ -206,11 +209,11 @@ class RoundCache:
     def fit(
         self, demands: tuple[Demand, ...], size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
     ) -> RoundFit | None:
-        """The round that serves all demands in one partition and bears the largest slowdown; None where no round does.
+        """The feasible round of all demands in one partition that bears the largest slowdown; None if there is none.
 
-        Exact: a feasible round may be stretched until its duty cycle is as long as one slot's batch takes to arrive,
-        or as its SLO leaves. Only those duty cycles are tried, and then shortened with the batches as they are until
-        the SLOs bear as much as the duty cycle.
+        Exact: any feasible round stays feasible when its duty cycle is extended to some `min(b / r_i, S_i - L_i(b))`.
+        Only these duty cycles are tried. Each is then shortened, with the same batches, until the SLOs bear as large a
+        slowdown as the duty cycle.
         """
         key = (demands, size, device, neighbours)
         if key in self._rounds:
@@ -224,7 +227,7 @@ class RoundCache:
     def stands(
         self, demands: tuple[Demand, ...], made: RoundFit, size: int, device: str, neighbours: tuple[Neighbour, ...]
     ) -> bool:
-        """Whether a round holds beside these neighbours, as it is."""
+        """Whether an unchanged round is feasible beside these neighbours."""
         busy = 0
         for work, batch in zip(demands, made.batches, strict=True):
             curve = self.curve(work.model, size, device, neighbours)
@@ -236,13 +239,13 @@ class RoundCache:
 
 
 def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
-    """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
+    """Largest number of members of known groups in partitions of a size; 1 if no groups are known."""
     known = (count for count in range(2, min(MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
     return max(known, default=1)
 
 
 def round_cache_of(costs: Costs) -> RoundCache:
-    """The cache of these costs: the one of the last time, where costs can be told apart."""
+    """The cache of these costs; the same one as last time for hashable costs."""
     return _kept_cache(costs) if isinstance(costs, Hashable) else RoundCache(costs)
 
 

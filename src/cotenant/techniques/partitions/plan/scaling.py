@@ -1,4 +1,8 @@
-"""The least number of devices for given rates, grown at once, given back late: Algorithm 2 of GPU-let (ATC 2022)."""
+"""Scaling the number of devices: GPU-let (ATC 2022), section 4.5, Algorithm 2.
+
+1. `n = the least number of devices, from the held number on, with a plan for the rates`: scale up at once.
+2. If fewer devices have a plan for the rates plus a margin in `patience` consecutive checks, scale down to those.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from cotenant.techniques.partitions.plan.types import (
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """When devices are given back: once `patience` looks in a row found that fewer serve `margin` more than is asked.
+    """When to scale down: after `patience` consecutive checks in which fewer devices serve the rates plus `margin`.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -39,7 +43,7 @@ class ScalingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """How many devices are held, for how many looks in a row fewer would have done, and the plan for those held."""
+    """Number of held devices, and their plan. `calm`: consecutive checks in which fewer devices would have sufficed."""
 
     plan: Plan | Infeasible
     devices: int
@@ -49,12 +53,11 @@ class Scaled:
 def least_devices(
     planner: Planner, loads: Sequence[Load], inventory: Sequence[DeviceType], costs: Costs, running: Plan | None = None
 ) -> Scaled:
-    """A plan on as few devices as the planner can do with, taken from the inventory in its order.
+    """A plan on the fewest devices of the inventory, taken in its order, for which the planner finds one.
 
-    Where not even the whole inventory is enough, the answer is the planner's for all of it. Raises what the planner
-    raises.
+    If the whole inventory is too small, the result is the planner's answer for it. Raises what the planner raises.
     """
-    return _grown(planner, loads, inventory, costs, _bound(loads, inventory, costs), running)
+    return _smallest_fit(planner, loads, inventory, costs, _bound(loads, inventory, costs), running)
 
 
 def rescale(
@@ -65,13 +68,10 @@ def rescale(
     last: Scaled,
     settings: ScalingSettings | None = None,
 ) -> Scaled:
-    """The next step from what is held: more devices as soon as the loads need them, fewer as the settings say.
-
-    `last` is what the step before gave. Raises what the planner raises.
-    """
+    """One step of Algorithm 2 from the result `last` of the step before. Raises what the planner raises."""
     settings = settings or ScalingSettings()
     running = last.plan if isinstance(last.plan, Plan) else None
-    held = _grown(planner, loads, inventory, costs, max(1, last.devices), running)
+    held = _smallest_fit(planner, loads, inventory, costs, max(1, last.devices), running)
     if isinstance(held.plan, Infeasible) or held.devices > last.devices:
         return held
     if held.devices == 1:
@@ -86,7 +86,7 @@ def rescale(
     return Scaled(plan if isinstance(plan, Plan) else fewer.plan, fewer.devices)
 
 
-def _grown(
+def _smallest_fit(
     planner: Planner,
     loads: Sequence[Load],
     inventory: Sequence[DeviceType],
@@ -94,7 +94,7 @@ def _grown(
     least: int,
     running: Plan | None,
 ) -> Scaled:
-    """The first number of devices from `least` on that is enough."""
+    """The plan on the first number of devices, from `least` on, for which there is one."""
     for count in range(min(least, len(inventory)), len(inventory)):
         plan = planner.plan(loads, inventory[:count], costs, running)
         if isinstance(plan, Plan):
@@ -103,7 +103,7 @@ def _grown(
 
 
 def _bound(loads: Sequence[Load], inventory: Sequence[DeviceType], costs: Costs) -> int:
-    """So many devices at least, whatever the planner."""
+    """Lower bound of the number of devices, for every planner."""
     kinds = list(checked(loads, inventory).values())
     cache = round_cache_of(costs)
     shares = [min((cache.least_share(load, kind) for kind in kinds), default=math.inf) for load in loads]

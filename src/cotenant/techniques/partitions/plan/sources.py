@@ -1,6 +1,6 @@
-"""What plans rest on: costs from a profiled repository, or from a profile of another device.
+"""Costs of planning, from a profiled repository or from a profile file of another device.
 
-A repository is measured by 'cotenant profile'. Its memory is not measured: see `repository_memory_bytes`.
+'cotenant profile' measures the latencies of a repository. Memory is estimated: see `repository_memory_bytes`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType
 from cotenant.techniques.partitions.predict.factors import Interference
 
 QUANTILE = "p95"
-"""Of measured latency, that plans rest on."""
+"""Quantile of measured latencies that plans use."""
 TAIL = "p99"
-"""Of measured latency, for the margin that reports show."""
+"""Quantile of measured latencies for the tail slack of reports."""
 WORKER_BYTES = 128 << 20
-"""A worker process without weights: interpreter, runtime and buffers. 86 to 140 MB were seen (docs/planning.md)."""
+"""Memory of a worker process without weights, in bytes: interpreter, runtime and buffers (docs/planning.md)."""
 COPIES = 4
-"""A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
+"""Memory of a loaded model over its file size: the runtime keeps prepared weights per lane (docs/planning.md)."""
 MOST_BELIEVED = 16
-"""A partition may be so many times as large as the largest one that was measured, and takes as long as that."""
+"""Largest ratio of a partition to the largest measured one, of which it then has the latency."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileCosts:
-    """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
+    """Costs from one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
-    `tails` and `tail_groups` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or
-    models, with an SLO. `kind` is that of the device, "" where that is not known. `stale` says of models of the
-    repository `root` what changed since they were measured.
+    `tails`, `tail_groups`: latencies at the quantile TAIL, if measured. `known`: tenants or models with an SLO. `kind`:
+    kind of the device, "" if unknown. `stale`: changes of models of the repository `root` since the measurement.
     """
 
     latencies: Latencies
@@ -68,9 +67,9 @@ class ProfileCosts:
 
 @dataclass(frozen=True, slots=True)
 class CostBasis:
-    """What a plan for these devices rests on. `devices` are those asked for, without splits that were not measured.
+    """Costs of a plan. `devices`: the requested ones, without splits that were not measured.
 
-    `tail` has latencies at the quantile TAIL, or is None. `fingerprint` changes with the profiles.
+    `tail`: costs at the quantile TAIL, or None. `fingerprint` changes with the profiles.
     """
 
     devices: tuple[DeviceType, ...]
@@ -81,13 +80,13 @@ class CostBasis:
 
 
 READERS: dict[str, Callable[[Path], ProfileCosts]] = {}
-"""Readers of files that are no profiles, by their ending. None here: a package that has other tables adds its own."""
+"""Readers of other files than profiles, by suffix. Empty here: packages with other tables add their readers."""
 
 
 def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
-    """Read a profile: a repository's directory, a profile file, or what one of READERS reads.
+    """Read a profile from a repository's directory, a profile file, or a file of one of READERS.
 
-    Raises PlanError, or what a file that cannot be used raises.
+    Raises PlanError, or what the reader raises for a file that cannot be used.
     """
     if quantile not in QUANTILES:
         raise PlanError(f"quantile is {quantile!r}, expected one of {', '.join(QUANTILES)}")
@@ -108,7 +107,7 @@ def costs_of_repository(
     *,
     stale: bool = False,
 ) -> CostBasis:
-    """What plans for devices of a profiled repository rest on, for `models`, or all that were measured.
+    """Costs for devices from a profiled repository, for `models` or all measured models.
 
     Raises as `read_profile_costs` and `basis_of`.
     """
@@ -119,13 +118,13 @@ def costs_of_repository(
 def basis_of(
     tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str], *, stale: bool = False
 ) -> CostBasis:
-    """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
+    """Costs for an inventory, from tables by name of device type; the table "" is for all other types.
 
-    A size that was not measured is believed as LatencyModel says, if the largest measured one is at least
-    1/MOST_BELIEVED of it; splits with smaller partitions than were measured for one of `models` are
-    left out. Raises PlanError when there is no table for a device type, the table is of a device of another kind, its
-    whole is smaller than what was measured, or a size is larger than is believed; and StaleProfileError for one of
-    `models` that changed since it was measured, which `stale` allows.
+    Sizes between measured ones are interpolated, and up to MOST_BELIEVED times the largest measured size extrapolated
+    (`LatencyModel`). Splits with partitions smaller than measured for one of `models` are left out.
+
+    Raises PlanError for a device type without a table, a table of another kind of device, and a device outside the
+    measured sizes. Raises StaleProfileError for one of `models` that changed since the measurement, unless `stale`.
     """
     wanted = list(dict.fromkeys(models))
     kinds: dict[str, DeviceType] = {}
@@ -166,9 +165,9 @@ def basis_of(
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
-    """What a model of a repository takes: its limit where it has one, else an estimate from its file.
+    """Memory of a model of a repository in bytes: its configured limit, else an estimate from its files.
 
-    The estimate, not a measurement, is 128 MiB for the worker and its buffers and four times the files of the version.
+    The estimate is `WORKER_BYTES + COPIES * size of the version's files`.
     """
     limit = version.config.tenant.memory_limit_mib
     if limit is not None:
@@ -193,7 +192,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
         notes.append("memory: not considered, as the profile lies outside its repository")
     else:
         changed = changes(root, profile.contents)
-        for found in readable_versions(root):  # the others are not in the profile either
+        for found in readable_versions(root):  # unreadable ones are in no profile
             if found.tenant not in profile.models:
                 continue
             names = (found.tenant, found.model) if found.is_default else (found.tenant,)
@@ -217,10 +216,10 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     notes.append(
         "interference: measured beside co-runners"
         if interference
-        else "interference: not measured; partitions are believed not to touch each other"
+        else "interference: not measured; partitions are assumed not to slow each other down"
     )
     notes.append(
-        f"groups: {groups.count} measured; slots of a partition run in groups near those where that serves more"
+        f"groups: {groups.count} measured; slots of a partition run in groups where that serves more"
         if groups
         else "groups: not measured; the slots of a partition run in turn"
     )
@@ -232,7 +231,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
 
 
 def _applications(root: Path | None) -> dict[str, KnownApplication]:
-    """Every application of a repository that can be read."""
+    """The readable applications of a repository."""
     found: dict[str, KnownApplication] = {}
     for name, spec in readable_applications(root).items() if root is not None else ():
         names = spec.graph.names
@@ -247,18 +246,18 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
 
 
 def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
-    """Raise PlanError where the latencies are of another kind of device: cores are no percents of a GPU."""
+    """Raise PlanError if the latencies are of another kind of device: sizes are cores, or percents of a GPU."""
     if table.kind and table.kind != device.kind:
-        told = {"cpu": "CPU", "gpu": "GPU"}
+        kind_names = {"cpu": "CPU", "gpu": "GPU"}
         raise PlanError(
-            f"device {device.name!r} is a {told[device.kind]} (kind = {device.kind!r}), and its profile is of a "
-            f"{told[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
+            f"device {device.name!r} is a {kind_names[device.kind]} (kind = {device.kind!r}), and its profile is of a "
+            f"{kind_names[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
             f"kind = {table.kind!r}"
         )
 
 
 def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:
-    """The device type without splits whose partitions are smaller than what was measured of the models."""
+    """The device type without splits that have partitions smaller than the measured ones."""
     least = {model: latencies[model].sizes[0] for model in models if model in latencies}
     if not least:
         return device
@@ -280,16 +279,16 @@ def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -
     return replace(device, splits=splits)
 
 
-def _notes(asked: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
-    if len(kind.splits) < len(asked.splits):
-        left = len(asked.splits) - len(kind.splits)
+def _notes(requested: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
+    if len(kind.splits) < len(requested.splits):
+        left = len(requested.splits) - len(kind.splits)
         yield f"device {kind.name!r}: {left} splits left out, as their smaller partitions were not measured"
     known = [latencies[model].sizes for model in models if model in latencies]
     beyond = {size for sizes in known for size in kind.sizes if size > sizes[-1]}
     between = {size for sizes in known for size in kind.sizes if size not in sizes} - beyond
     for unmeasured, belief in (
-        (between, "its speed is interpolated between the sizes around it"),
-        (beyond, "believed as slow as the largest size that was"),
+        (between, "its latency is interpolated between measured sizes"),
+        (beyond, "it is assumed to be as slow as the largest measured size"),
     ):
         if unmeasured:
             sizes = ", ".join(map(str, sorted(unmeasured)))

@@ -1,4 +1,4 @@
-"""Costs from latency models of profiled models, with memory, interference and groups added."""
+"""Costs of planning from the latency models of profiled models, with memory, interference and groups."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from cotenant.techniques.partitions.predict.factors import Interference
 from cotenant.work import Work
 
 Latencies = Mapping[str, LatencyModel]
-"""What is believed of each model on one type of device. Its cores are sizes of partitions."""
+"""Latency model of each model on one type of device. Its cores are partition sizes."""
 
 
 class GroupTimes(Protocol):
-    """What is known of groups on one type of device; see Costs."""
+    """Latencies of groups on one type of device: `Costs.divisions` and `Costs.group_ns` without the device."""
 
     def divisions(self, size: int, members: int) -> Sequence[tuple[int, ...]]:
-        """See Costs."""
+        """Part sizes for groups of so many members in a partition of `size`."""
         ...
 
     def group_ns(self, members: Sequence[CoRunner], size: int) -> int | None:
-        """See Costs."""
+        """Latency of a group in ns; None if too little was measured."""
         ...
 
 
 class TableCosts(Costs):
-    """Costs of models by their LatencyModel: the same latencies as TablePredictor has. Pure; answers are memorised.
+    """Costs of models by their LatencyModel, with the same latencies as TablePredictor. Pure; results are cached.
 
-    `latencies` holds the models of each device type, `sizes` the sizes that its partitions may have; without it those
-    that were measured. Of several shapes the slowest counts. A size below the smallest measured one is not known. There
-    are no larger batches than were measured at every size. Each latency is multiplied by `latency_ratio` and grows by
-    `overhead_ns` of the model and batch, for the assembly of the batch. Without an interference model for a device
-    type, its partitions are believed not to touch each other; without `groups` of it their slots run in turn.
+    `cost = ceil(latency * latency_ratio) + overhead_ns[model][batch]`, where the overhead is for assembling the batch.
+    The slowest declared shape counts.
+
+    - `latencies`: the models of each device type. `sizes`: partition sizes of each type, by default the measured ones.
+    - Unknown are sizes below the smallest measured one, and batches that were not measured at every size.
+    - A device type without `interference` has no slowdowns; without `groups`, its slots run one after the other.
 
     Raises InvalidValueError for ratios that are not positive, and models without memory.
     """
@@ -67,13 +68,14 @@ class TableCosts(Costs):
             for name, model in models.items():
                 if name not in self._memory:
                     raise InvalidValueError("costs", "memory_bytes", sorted(self._memory), f"memory of model {name!r}")
-                asked = model.sizes if sizes is None else [size for size in sizes[device] if size >= model.sizes[0]]
-                for size in asked:
+                wanted = model.sizes if sizes is None else [size for size in sizes[device] if size >= model.sizes[0]]
+                for size in wanted:
                     largest[name] = min(model.most_rows(size), largest.get(name, model.most_rows(size)))
         self._batches = {name: tuple(range(1, most + 1)) for name, most in largest.items()}
 
+    @override
     def latency_ns(self, work: Work, size: int, device: str) -> int:
-        """See Costs. Raises PlanError for what was not measured, such as a part of a model."""
+        """Latency of a whole batch; raises PlanError for all other work, as it was not measured."""
         model, batch = work.tenant, work.items
         if work != Work(model, 0, batch):
             raise PlanError(f"of model {model!r} whole batches were measured, not {work}")
@@ -84,25 +86,26 @@ class TableCosts(Costs):
             raise PlanError(f"model {model!r} has batches from 1 to {len(known)}, not {batch!r}")
         return known[batch - 1]
 
+    @override
     def batches(self, model: str) -> Sequence[int]:
-        """See Costs: every batch from 1 to the largest that was measured at each size. Raises PlanError."""
+        """Every batch from 1 to the largest one that was measured at each size."""
         batches = self._batches.get(model)
         if batches is None:
             raise PlanError(f"there is no profile of model {model!r}; profiled are {', '.join(sorted(self._batches))}")
         return batches
 
+    @override
     def memory_bytes(self, model: str) -> int:
-        """See Costs. Raises PlanError."""
         self.batches(model)
         return self._memory[model]
 
+    @override
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
-        """See Costs. Raises what the interference model of the device type raises."""
         known = self._interference.get(device)
         return 1.0 if known is None or not others else known.factor(model, batch, size, others, device)
 
+    @override
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
-        """See Costs. Raises what the interference model of the device type raises."""
         known = self._interference.get(device)
         return 0.0 if known is None else known.adds(model, batch, size, other, device)
 
@@ -123,7 +126,7 @@ class TableCosts(Costs):
         return max(math.ceil(found * self._latency_ratio) + overhead, *alone, 1)
 
     def _found(self, device: str, model: str, size: int) -> tuple[int, ...] | None:
-        """Latencies of all batches; None for a size, model or device that is not known."""
+        """Latencies of all batches; None for an unknown size, model or device."""
         key = device, model, size
         if key not in self._known:
             known = self._latencies.get(device, {}).get(model)
@@ -147,7 +150,7 @@ class TableCosts(Costs):
 
 
 class WithoutInterference:
-    """Costs with every factor 1: what a planner without an interference model believes."""
+    """Costs without interference: every factor is 1."""
 
     def __init__(self, costs: Costs) -> None:
         self.latency_ns = costs.latency_ns
@@ -157,16 +160,16 @@ class WithoutInterference:
         self.group_ns = costs.group_ns
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
-        """See Costs."""
+        """No slowdown."""
         return 1.0
 
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
-        """See Costs."""
+        """No contribution to a slowdown."""
         return 0.0
 
 
 class WithoutGroups:
-    """Costs by which slots run in turn alone: what a planner that knows of no groups believes."""
+    """Costs without groups: the slots of a partition run one after the other."""
 
     def __init__(self, costs: Costs) -> None:
         self.latency_ns = costs.latency_ns
@@ -176,9 +179,9 @@ class WithoutGroups:
         self.adds = costs.adds
 
     def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
-        """See Costs."""
+        """No groups are known."""
         return ()
 
     def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
-        """See Costs."""
+        """No group has a known latency."""
         return None

@@ -1,9 +1,12 @@
-"""Rates as they arrive, and when a plan no longer fits them. Pure: every look gives the next state.
+"""Tracking of arrival rates, and the test whether a plan still fits them. Pure: each check returns the next state.
 
-A rate is followed in two ways. The average, with exponentially falling weights, follows a trend; the quantile over the
-last windows covers what comes in bursts. A plan is asked for the larger of both. A rise is answered at once, a fall
-only when it has lasted: a plan that is too large costs little, one that is too small costs answers. Source: GPU-let
-(ATC'22), section 4.5, and its Algorithm 2.
+With the rate `x_k` of window k, the demand of a tenant is `max(e_k, q_k)`:
+
+    e_k = e_(k-1) + alpha * (x_k - e_(k-1))              moving average: follows trends
+    q_k = quantile of x_(k-windows+1), ..., x_k          covers bursts
+
+A plan too small for `demand * (1 + headroom)` is replaced at once, a plan too large only after several checks. Spare
+capacity costs little; missing capacity costs answers. Source: GPU-let (ATC'22), section 4.5 and Algorithm 2.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from cotenant.techniques.partitions.plan.types import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class TrackingSettings:
-    """How rates are followed, and when they ask for another plan.
+    """How rates are tracked, and when they need another plan.
 
-    `alpha` is the weight of the last window in the average. `quantile` is taken over the last `windows` windows: by
-    default the second largest of five, which a rise reaches after two windows, and chance alone raises by little
-    (7 % where a window has 50 rows on average; of ten windows of 4 rows the second largest is half as much again).
-    A plan is too small when a rate, with the planner's `headroom` added, is more than `hysteresis` above what it
-    serves; it is too large when one has been that much below for `patience` looks in a row.
+    - `alpha`: weight of the last window in the average.
+    - `quantile` over the last `windows` windows: by default the second largest of five. A rise reaches it after two
+      windows, and random arrivals raise it little.
+    - A plan is too small if a demand plus `headroom` is more than the share `hysteresis` above its rate in the plan. A
+      plan is too large if one is that far below in `patience` consecutive checks.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -54,7 +57,7 @@ class TrackingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrackedRate:
-    """Rows a second of one tenant: the average, the quantile over the last windows, and the rates of those."""
+    """Rates of one tenant in rows/s: moving average, quantile over the last windows, and the rates of these windows."""
 
     ewma: float = 0.0
     quantile: float = 0.0
@@ -62,12 +65,12 @@ class TrackedRate:
 
     @property
     def mean(self) -> float:
-        """Of the last windows."""
+        """Mean rate of the last windows, in rows/s."""
         return sum(self.recent) / len(self.recent) if self.recent else self.ewma
 
     def is_above(self, served_per_s: float, window_s: float, was_above: bool = False) -> bool:
-        """Whether more rows arrive than a plan serves, by more than a tenth and than chance makes of so many windows
-        (three deviations of a Poisson number); who was above stays so until it is by less than a twentieth.
+        """Whether more rows arrive than a plan serves: more than 10 %, and more than three standard deviations of a
+        Poisson count. A tenant that `was_above` stays so until the surplus is below 5 %.
         """
         if was_above:
             return self.mean > 1.05 * served_per_s
@@ -76,23 +79,22 @@ class TrackedRate:
         return self.mean > 1.1 * served_per_s and surplus > 3 * math.sqrt(served_per_s * length_s)
 
     @property
-    def asked_per_s(self) -> float:
-        """What a plan is asked to serve."""
+    def demand_per_s(self) -> float:
+        """The rate that a plan should serve, in rows/s, without headroom."""
         return max(self.ewma, self.quantile)
 
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """The rates of all tenants after so many windows."""
+    """Tracked rates of all tenants."""
 
     settings: TrackingSettings = TrackingSettings()
     rates: Mapping[str, TrackedRate] = field(default_factory=dict)
 
     def after(self, rows: Mapping[str, int], window_ns: int) -> Tracker:
-        """The next state: so many rows of each tenant arrived in a window of that length.
+        """The next state, after a window with `rows` arrivals by tenant; a missing tenant had none.
 
-        A tenant that is not named had none. The first window of a tenant is believed as it is.
-        Raises InvalidValueError for a window without length.
+        The first window of a tenant sets its average. Raises InvalidValueError for a window without length.
         """
         if window_ns <= 0:
             raise InvalidValueError("tracking", "window_ns", window_ns, "a positive length")
@@ -102,9 +104,9 @@ class Tracker:
         }
         return replace(self, rates=made)
 
-    def asked(self) -> dict[str, float]:
-        """Rows a second of each tenant that a plan should serve, before headroom."""
-        return {tenant: rate.asked_per_s for tenant, rate in self.rates.items()}
+    def demand(self) -> dict[str, float]:
+        """Demand of each tenant in rows/s, without headroom."""
+        return {tenant: rate.demand_per_s for tenant, rate in self.rates.items()}
 
     def _followed(self, known: TrackedRate | None, rate: float) -> TrackedRate:
         if known is None:
@@ -118,7 +120,7 @@ class Tracker:
 
 
 class RateVerdict(StrEnum):
-    """What a look at rates and plan finds."""
+    """Result of comparing rates with a plan."""
 
     KEEP = "keep"
     GROW = "grow"
@@ -126,14 +128,13 @@ class RateVerdict(StrEnum):
 
 
 def compare_rates(
-    asked: Mapping[str, float], served: Mapping[str, float], settings: TrackingSettings, calm: int = 0
+    demand: Mapping[str, float], served: Mapping[str, float], settings: TrackingSettings, calm: int = 0
 ) -> tuple[RateVerdict, int]:
-    """Compare the rates that are asked for with those that the plan serves, headroom included, in rows a second.
+    """Compare the demand plus headroom with the rates of the plan, in rows/s.
 
-    `calm` is what the look before gave: the number of looks in a row that found the plan too large. Gives what to do,
-    and the number for the next look.
+    `calm`: consecutive checks that found the plan too large. Returns the verdict, and `calm` for the next check.
     """
-    wanted = {tenant: rate * (1 + settings.headroom) for tenant, rate in asked.items()}
+    wanted = {tenant: rate * (1 + settings.headroom) for tenant, rate in demand.items()}
     if any(rate > served.get(tenant, 0.0) * (1 + settings.hysteresis) for tenant, rate in wanted.items()):
         return RateVerdict.GROW, 0
     if any(rate < served.get(tenant, 0.0) * (1 - settings.hysteresis) for tenant, rate in wanted.items()):

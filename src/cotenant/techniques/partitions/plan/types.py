@@ -1,7 +1,7 @@
-"""The nouns of planning: loads, kinds of device, plans, and what costs and planners must offer.
+"""Data types of planning: loads, device types, plans, and the protocols of costs and planners.
 
-Times are integer nanoseconds, rates are rows a second. Everything here is frozen: it crosses boundaries. Plan files
-hold the Structs among it, under the names of `field(name=...)`; what Meta bounds is what files may say.
+Times are integer nanoseconds, rates are rows a second. All types are frozen. Plan files hold the Structs under the
+names of `field(name=...)`; Meta bounds the values that files may have.
 Source: GPU-let (ATC 2022), section 4; duty cycles are those of Nexus (SOSP 2019), section 6.
 """
 
@@ -20,29 +20,29 @@ from msgspec.structs import replace
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.files import Milliseconds
 from cotenant.work import Round, Work
-from cotenant.work import Slot as Slot  # a noun of planning
+from cotenant.work import Slot as Slot  # a type of planning
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 CoRunner = tuple[str, int, int]
-"""Model, batch and size of what runs in another partition of the same device, or in another part of the same one."""
+"""Model, batch and partition size of a launch beside another one on the same device."""
 
 Name = Annotated[str, Meta(min_length=1)]
 Rate = Annotated[float, Meta(le=1e12)]
 Size = Annotated[int, Meta(le=1_000_000)]
 
 LATENCY = "latency"
-"""Not even the smallest batch, alone on a whole device, is within the SLO."""
+"""Not even the smallest batch alone on a whole device meets the SLO."""
 MEMORY = "memory"
-"""The model does not fit into what is left of any device."""
+"""The model does not fit into the free memory of any device."""
 DEVICES = "devices"
-"""There are too few devices for the rate."""
+"""The rate needs more devices than the inventory has."""
 INTERFERENCE = "interference"
-"""There would be room, but not beside the other partitions of any device."""
+"""The load would fit, but for the interference of the other partitions."""
 
 
 class Load(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tenant asks for: rows a second of a model, each answered within its SLO. Tenants may share a model.
+    """Demand of one tenant: rows a second of a model, each answered within the SLO. Tenants may share a model.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -62,12 +62,12 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """A kind of device and the ways in which it may be divided.
+    """A type of device and its allowed splits into partitions.
 
-    `splits` holds each allowed way as the sizes of its partitions, in percent of a GPU or in cores of a CPU; one of
-    them must be the undivided device. A plan may leave partitions of a split unused. `memory_bytes` is what models may
-    use, `partition_bytes` what each partition in use takes of it before any model. `price` is per device and unit of
-    time, in any currency. `kind` is that of a device that may give its profile.
+    `splits`: the partition sizes of each allowed split, in percent of a GPU or in cores of a CPU. One split must be the
+    undivided device; a plan may leave partitions unused. `memory_bytes`: memory for models; `partition_bytes`: part of
+    it that each partition in use takes before any model. `price`: per device and unit of time, in any currency. `kind`:
+    the kind of device from which a profile of this type may come.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -104,10 +104,10 @@ class DeviceType:
 
 
 class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there
-    but the other members of its group, if it has one.
+    """A partition and its round. Every `duty_ns` each slot's batch runs once, in order, alone in the partition or
+    beside the other members of its group.
 
-    A row waits at most one duty cycle for its batch to be built, and is answered when the batch, or its group, has run.
+    A row waits at most one duty cycle for its batch, and is answered when the batch, or its group, ends.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -130,7 +130,7 @@ class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def round(self) -> Round:
-        """What runs there."""
+        """The round of the partition."""
         return Round(self.duty_ns, self.slots)
 
 
@@ -149,7 +149,7 @@ class DevicePlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Of every field: what servers report of the plan that they run."""
+        """Digest of all fields, by which servers report the plan that they run."""
         return sha256(encode(self)).hexdigest()[:16]
 
     @property
@@ -160,7 +160,7 @@ class DevicePlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All devices in use. `planner` is the name of who made it."""
+    """All devices in use. `planner`: name of the planner that made the plan."""
 
     devices: tuple[DevicePlan, ...]
     planner: str = ""
@@ -173,10 +173,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why no plan was found: the tenant that breaks first, the constraint that breaks it, and the figures.
+    """Why no plan was found: the tenant that breaks first, and the constraint that breaks it.
 
-    `constraint` is one of the constants above; `detail` is a sentence for the user.
-    Rates in it include the planner's headroom.
+    `constraint`: one of the constants above; `detail`: a sentence for the user. Its rates include the planner's
+    headroom.
     """
 
     tenant: str
@@ -185,10 +185,10 @@ class Infeasible:
 
 
 class Costs(Protocol):
-    """What a planner believes of latencies, interference and memory. Pure: equal questions have equal answers."""
+    """A planner's estimates of latencies, interference and memory. Pure functions."""
 
     def latency_ns(self, work: Work, size: int, device: str) -> int:
-        """As a Predictor's: time of work alone in a partition of `size` of such a device. Its tenant is a model.
+        """Latency in ns of work alone in a partition of `size` of such a device. The work's tenant is a model's name.
 
         Raises PlanError for a model, size or device that the costs do not know.
         """
@@ -199,56 +199,55 @@ class Costs(Protocol):
         ...
 
     def memory_bytes(self, model: str) -> int:
-        """What one copy of the model takes, weights and buffers. Raises PlanError for an unknown model."""
+        """Memory of one copy of the model, weights and buffers. Raises PlanError for an unknown model."""
         ...
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
-        """Latency beside what runs in the other partitions, at most one batch in each, over latency alone.
+        """Slowdown: latency beside `others`, at most one batch in each other partition, over latency alone.
 
         At least 1.0; 1.0 when `others` is empty.
         """
         ...
 
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
-        """What one co-runner adds to the slowdown of a batch, below 0 where the batch runs quicker for it.
+        """Contribution of one co-runner to the slowdown of a batch; negative if the batch runs faster beside it.
 
-        `factor` beside any co-runners never falls when the sum of what they add grows: that is what finds the worst of
-        many without trying all.
+        `factor` must not fall when the sum of the contributions grows. So the worst of many co-runners is found without
+        trying all.
         """
         ...
 
     def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
-        """Ways to divide a partition among so many members of a group, as their sizes, of which groups are known.
+        """Sizes into which a partition may be divided for a group of so many members: those with known group latencies.
 
-        None where slots run in turn alone.
+        Empty where slots run one after the other only.
         """
         return ()
 
     def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
-        """Time to the end of the last of batches that start together in a partition of `size`, nothing beside it.
+        """Latency in ns of a group: from its start to the end of its last batch, with idle other partitions.
 
-        Each member is a model, its batch, and what it has of the partition. Never less than any part of them takes.
-        None where too little was measured to tell.
+        `members`: model, batch and size of each. Never less than the latency of a part of the group. None where too
+        little was measured.
         """
         return None
 
 
 class Planner(Protocol):
-    """Decides who runs where. Pure: equal questions have equal answers."""
+    """Assigns loads to partitions of devices. Pure."""
 
     @property
     def name(self) -> str:
-        """What tables and files call it."""
+        """Name in tables and files."""
         ...
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Plan | Infeasible:
-        """A plan that serves every load, or why there is none that this planner finds.
+        """A plan that serves every load, or the reason why this planner finds none.
 
-        `devices` is the inventory, one entry a device; entries of one name must be equal. `running` is the plan to
-        start from; a planner may ignore it. Raises PlanError for loads of one tenant twice and for unequal devices of
-        one name.
+        `devices`: the inventory, one entry a device; entries of one name must be equal. `running`: the plan to start
+        from; a planner may ignore it. Raises PlanError for two loads of one tenant, and unequal devices of one name.
         """
         ...
 
@@ -261,7 +260,7 @@ def _summed(rates: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def checked(loads: Sequence[Load], devices: Sequence[DeviceType]) -> dict[str, DeviceType]:
-    """The types of the inventory by name, in order. Raises PlanError as `Planner.plan` says."""
+    """Device types of the inventory by name, in order. Raises PlanError as `Planner.plan`."""
     tenants: dict[str, Load] = {}
     for load in loads:
         if load.tenant in tenants:
@@ -275,10 +274,10 @@ def checked(loads: Sequence[Load], devices: Sequence[DeviceType]) -> dict[str, D
 
 
 def worst_beside(beside: Sequence[Sequence[CoRunner]], adds: Callable[[CoRunner], float]) -> list[CoRunner]:
-    """The co-runners that slow a batch down most: at most one of each other partition, whose slots `beside` holds.
+    """The co-runners that slow a batch down most, at most one of each other partition.
 
-    `adds` is that of Costs. A partition whose every slot would make the batch quicker counts as idle; where that are
-    all of them, the mildest one runs.
+    `beside`: the slots of each other partition; `adds`: `Costs.adds`. A partition counts as idle if all its slots make
+    the batch faster; if all partitions are such, the slot with the least effect runs.
     """
     if len(beside) == 1 and len(beside[0]) == 1:  # the most frequent case
         return list(beside[0])
@@ -298,7 +297,7 @@ def worst_beside(beside: Sequence[Sequence[CoRunner]], adds: Callable[[CoRunner]
 
 
 def padded(loads: Sequence[Load], headroom: float) -> tuple[Load, ...]:
-    """The loads with a share of their rates added: a plan that is exactly full cannot hold its SLOs when arrivals vary.
+    """The loads with rates raised by the share `headroom`, so that the plan bears varying arrivals.
 
     Raises InvalidValueError for a negative headroom.
     """

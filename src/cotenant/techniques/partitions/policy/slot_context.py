@@ -1,4 +1,4 @@
-"""The books of one decision about rounds: launches of one batch, alone in their share."""
+"""Decision context of rounds: forms launches of one batch, alone in their share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from cotenant.work import Share, Work
 
 
 class SlotContext(DecisionContext):
-    """See Desk. Launches that begin together, a group or one alone, are one turn."""
+    """Decision context of `duty_cycle`: queries taken in this decision, paused batches, and batches for a slot."""
 
     def __init__(self, snapshot: Snapshot, drop: DropRule) -> None:
         super().__init__(snapshot, drop)
         self._stopped = {batch.id: batch for batch in snapshot.paused}
 
     def needed(self, work: Work, share: Share) -> int:
-        """Predicted latency alone."""
+        """Predicted latency in ns without co-runners."""
         return self.latency_ns(work, share.size)
 
     def whole_rows(self, queue: QueueView, at: int, most: int) -> int:
-        """The rows of the whole batch that begins with the head, where more wait than that; 0 where all fit into it."""
+        """Rows of the full batch that begins with the head, if more rows wait than it takes; 0 if all fit into it."""
         rows = queue.queries[at].items
         for query in self.behind(queue, at):
             if rows + query.items > most:
@@ -29,11 +29,11 @@ class SlotContext(DecisionContext):
         return 0
 
     def start_batch(self, queue: QueueView, at: int, most: int, share: Share, spare: int, allowed: int) -> Start:
-        """Launch the query at a position, and those that may share a launch with it and do not make it late.
+        """Launch the query at a position, with the queries behind it that join without making the head late.
 
-        What joins the head leaves the batch within the `spare` time; the launch ends at a cut where it is longer than
-        what is `allowed`. Not `form_batch`: the slot is reserved, so rows join whether or not they save time, and a
-        batch gives them back where its head would be late.
+        The batch takes at most `spare` ns, apart from its head; a launch longer than `allowed` ns ends at a cut. The
+        slot is reserved, so rows join whether or not they save time, unlike in `form_batch`. Rows leave the batch again
+        if its head would be late.
         """
         tenant, head, now = queue.tenant, queue.queries[at], self.now_ns
         chosen, rows, limit = [head], head.items, NEVER_NS
@@ -41,13 +41,13 @@ class SlotContext(DecisionContext):
         for query in self.behind(queue, at) if rows < most else ():
             if rows + query.items > most:
                 break
-            grown = self.needed(tenant.work(head.shape, rows + query.items), share)
-            if self.drops_hopeless and now + grown > query.deadline_ns:
-                continue  # a head of its own later, or hopeless
-            if now + grown > limit or grown > spare:
+            longer = self.needed(tenant.work(head.shape, rows + query.items), share)
+            if self.drops_hopeless and now + longer > query.deadline_ns:
+                continue  # becomes a head later, or is hopeless
+            if now + longer > limit or longer > spare:
                 break
             chosen.append(query)
-            rows, needed = rows + query.items, grown
+            rows, needed = rows + query.items, longer
             limit = min(limit, query.deadline_ns) if self.drops_hopeless else limit
         while len(chosen) > 1 and self.drops_hopeless and now + needed > head.deadline_ns:
             rows -= chosen.pop().items
@@ -57,14 +57,14 @@ class SlotContext(DecisionContext):
         return Start(work, tuple(chosen), share, needed)
 
     def paused_of(self, tenant: str) -> BatchView | None:
-        """A paused batch of a tenant that has not been resumed."""
+        """The paused batch of a tenant, if it was not resumed in this decision."""
         if not self._stopped:
             return None
         return next((batch for batch in self._stopped.values() if batch.tenant.name == tenant), None)
 
     def resume(self, batch: BatchView, share: Share, sizes: tuple[int, ...], allowed: int) -> Start | None:
-        """Let a batch go on, to a cut where it is longer than what is `allowed`; None when it was hopeless in shares of
-        all these sizes and is dropped."""
+        """Resume a batch, up to a cut if it takes longer than `allowed` ns; None if it was hopeless in shares of all
+        these sizes and is dropped."""
         del self._stopped[batch.id]
         tenant: Tenant = batch.tenant
         work = tenant.work(batch.shape, batch.items, batch.next_unit)

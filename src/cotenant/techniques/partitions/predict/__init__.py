@@ -1,1 +1,1 @@
-"""How much launches slow down beside others (GPU-let, ATC'22)."""
+"""Interference model: slowdown of launches beside co-runners (GPU-let, ATC'22, section 4.4)."""

@@ -1,15 +1,15 @@
-"""How much a batch slows down beside what runs in the other partitions of its device.
+"""Interference model: the slowdown of a batch beside the batches in the other partitions of its device.
 
-`Interference` is the question, `PressureInterference` the answer. It gives every (model, batch, size) three meanings:
+`PressureInterference` implements the protocol `Interference` with three values of each (model, batch, size):
 
-    base         its slowdown beside the gentlest co-runner there is: the cost of not being alone
-    sensitivity  how strongly it answers to pressure, 1 for the average of what was measured
-    pressure     how much it slows the average model down
+    base         slowdown beside the co-runner of least pressure
+    sensitivity  slope over pressure; 1 on average over the measurements
+    pressure     contribution to the slowdown of the average model
 
     factor = max(1, base + sensitivity * sum of the pressures of the others)
 
-All three come from measured co-runs alone (`interference_fit`), from no hardware counter. A calibrated antagonist is
-one more co-runner: a new model that was measured beside it, and it beside the model, is thereby known to all others.
+The values are fitted to measured co-runs (`interference_fit`), without hardware counters. An antagonist counts as one
+more co-runner, so a new model that was measured beside it alone can be combined with all others.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from math import log2, sqrt
 from statistics import fmean
 from typing import Protocol
 
+from typing_extensions import override
+
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import conformal_quantile
 from cotenant.techniques.partitions.coruns import CoRunner
 
 MEDIAN = 0.5
 CONFIDENCE = 1.645
-"""Standard errors of a share that it stays below with 95 % probability."""
+"""One-sided 95 % quantile of the normal distribution, in standard errors."""
 
 
 class Interference(Protocol):
-    """What planners ask. It holds for one kind of device; `device` is there to fit the planners' costs."""
+    """Slowdowns on one type of device, for planners. `device` is ignored: it matches the signature of `Costs`."""
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
         """Expected latency beside `others` over that alone: at least 1.0, and 1.0 alone."""
         ...
 
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
-        """What one co-runner adds to the slowdown, below 0 where its company makes the batch quicker.
+        """Contribution of one co-runner to the slowdown; negative if the batch runs faster beside it.
 
-        `factor` never falls when the sum of what the others add grows, as long as there is one.
+        `factor` never falls when the sum of the contributions grows, as long as there is a co-runner.
         """
         ...
 
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
-        """The factor that a share `quantile` of runs stays below. Never below `factor`.
+        """Upper bound of the factor for a share `quantile` of runs. Never below `factor`.
 
         Raises InvalidValueError for a quantile that is not between 0 and 1.
         """
@@ -56,22 +58,22 @@ class Interference(Protocol):
 
 
 class Known(IntEnum):
-    """How a value is known, the better the lower."""
+    """Origin of a value; lower is more certain."""
 
     MEASURED = 0
-    """It was measured at this very batch and size."""
+    """The model was measured at this batch and size."""
     BETWEEN = 1
     """The model was measured at other batches or sizes."""
     FOREIGN = 2
-    """The model was never measured: the average of those that were."""
+    """The model was not measured: the value is the average of the measured models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Values by model, batch and size: as they are where there are some, else interpolated.
+    """Values by model, batch and size, with interpolation.
 
-    Linear in log2 of the batch, then linear in the size; at the edges the last value holds. A model that is not there
-    gets the average of all models at that batch and size. Raises InvalidValueError without values.
+    Linear in log2 of the batch, then linear in the size, constant beyond the ends. An unknown model gets the average
+    of all models at that batch and size. Raises InvalidValueError without values.
     """
 
     values: Mapping[CoRunner, tuple[float, ...]]
@@ -90,7 +92,7 @@ class Surface:
         return tuple(self._models)
 
     def at(self, key: CoRunner) -> tuple[tuple[float, ...], Known]:
-        """The values at (model, batch, size), and how they are known."""
+        """The values at (model, batch, size), and their origin."""
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._at(key)
@@ -113,13 +115,13 @@ class Surface:
         return interpolate(sorted(by_size), float(size))
 
     def without(self, keys: Iterable[CoRunner]) -> Surface:
-        """The same without some keys. Raises InvalidValueError when nothing is left."""
+        """A surface without some keys. Raises InvalidValueError when nothing is left."""
         gone = frozenset(keys)
         return Surface({key: value for key, value in self.values.items() if key not in gone})
 
 
 def interpolate(points: Sequence[tuple[float, tuple[float, ...]]], at: float) -> tuple[float, ...]:
-    """Values at a place between points in ascending order, element by element; level beyond the ends."""
+    """Linear interpolation between ascending points, element by element; constant beyond the ends."""
     if at <= points[0][0]:
         return points[0][1]
     for (low, before), (high, after) in pairwise(points):
@@ -131,15 +133,15 @@ def interpolate(points: Sequence[tuple[float, tuple[float, ...]]], at: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Relative errors (observed / predicted - 1) of co-runs that a fit had not seen, in units of a kind."""
+    """Conformal scores: relative errors (observed / predicted - 1) on held-out co-runs, possibly scaled."""
 
     values: tuple[float, ...]
 
     def margin(self, quantile: float) -> float:
-        """What a share `quantile` of errors stays below, at least 0; 0 up to the median, which is believed as it is.
+        """Conformal bound, at least 0: the raised quantile `q + 1.645 * sqrt(q * (1 - q) / n)` of n scores.
 
-        The quantile is raised by what it takes to hold for 19 of 20 sets of scores, not only on average over them.
-        Raises InvalidValueError for a quantile that is not between 0 and 1, and when there are no scores.
+        So the bound covers a share q of runs for 19 of 20 sets of scores, not only on average. It is 0 for q up to the
+        median. Raises InvalidValueError for a quantile that is not between 0 and 1, and without scores.
         """
         if not 0 < quantile < 1:
             raise InvalidValueError("interference", "quantile", quantile, "a number between 0 and 1")
@@ -151,12 +153,11 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What is added for a quantile, as a share of the prediction.
+    """Margin of a quantile, as a share of the prediction (normalised conformal prediction).
 
-    `scales` holds how far each measured target typically exceeds its prediction: some answer alike every time, others
-    choose between fast and slow ways of running (the algorithm search of a library) and are off by half. `measured` are
-    errors of these targets in units of their scale, `beside_foreign` the same beside a co-runner whose model was never
-    measured; `between` and `foreign` are errors of targets that are so `Known`, in no units.
+    `scales`: typical excess of each measured target over its prediction; some models vary much between runs. Scores of
+    targets of each origin: `measured` and `beside_foreign` (beside an unmeasured model) in units of the scale,
+    `between` and `foreign` without a scale.
     """
 
     scales: Mapping[CoRunner, float]
@@ -167,9 +168,9 @@ class Margin:
     _margins: dict[tuple[Known, Known, float], float] = field(default_factory=dict, compare=False, repr=False)
 
     def share(self, quantile: float, target: CoRunner, known: Known, others_known: Known) -> float:
-        """The margin of a target that is known so, beside others of which the worst is known so.
+        """Margin of a target by its origin and the least certain origin of its co-runners.
 
-        Raises InvalidValueError as `Scores.margin` says.
+        Raises InvalidValueError as `Scores.margin`.
         """
         key = (known, others_known, quantile)
         if key not in self._margins:
@@ -183,11 +184,11 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True)
-class PressureInterference:
-    """Sensitivities times pressures; made by `interference_fit.fit_pressure`.
+class PressureInterference(Interference):
+    """Interference model with sensitivities and pressures, see above; made by `interference_fit.fit_pressure`.
 
-    `targets` holds base and sensitivity, `pressures` the pressure, both by (model, batch, size). `fewest_others` and
-    `most_others` say beside how many co-runners it was measured; more are an extrapolation by adding pressures.
+    `targets`: base and sensitivity; `pressures`: pressure; both by (model, batch, size). `fewest_others` and
+    `most_others`: numbers of co-runners in the measurements; more are extrapolated.
     """
 
     targets: Surface
@@ -196,20 +197,20 @@ class PressureInterference:
     fewest_others: int = 1
     most_others: int = 1
 
+    @override
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
-        """See `Interference`."""
         return self._factor((model, batch, size), others) if others else 1.0
 
+    @override
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
-        """See `Interference`."""
         return self.sensitivity(model, batch, size) * self.pressure(*other)
 
+    @override
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
-        """See `Interference`."""
         if not others:
-            Scores((0.0,)).margin(quantile)  # a wrong quantile is wrong for a lone batch too
+            Scores((0.0,)).margin(quantile)  # refuses a wrong quantile here too
             return 1.0
         target = (model, batch, size)
         known = self.targets.at(target)[1]
@@ -217,19 +218,19 @@ class PressureInterference:
         return self._factor(target, others) * (1.0 + self.margin.share(quantile, target, known, others_known))
 
     def known(self, model: str, batch: int, size: int) -> Known:
-        """How the sensitivity of a target is known."""
+        """Origin of a target's sensitivity."""
         return self.targets.at((model, batch, size))[1]
 
     def base(self, model: str, batch: int, size: int) -> float:
-        """Slowdown beside the gentlest co-runner."""
+        """Slowdown beside the co-runner of least pressure."""
         return self.targets.at((model, batch, size))[0][0]
 
     def sensitivity(self, model: str, batch: int, size: int) -> float:
-        """Slowdown per pressure; 1 for the average of what was measured."""
+        """Slowdown per pressure; 1 on average over the measurements."""
         return self.targets.at((model, batch, size))[0][1]
 
     def pressure(self, model: str, batch: int, size: int) -> float:
-        """What it adds to the slowdown of the average model, as a share of the latency alone."""
+        """Contribution to the slowdown of the average model, as a share of its latency alone."""
         return self.pressures.at((model, batch, size))[0][0]
 
     def _factor(self, target: CoRunner, others: Sequence[CoRunner]) -> float:

@@ -1,12 +1,14 @@
-"""Fits `PressureInterference` to measured co-runs: alternating least squares, then margins from folds.
+"""Fits `PressureInterference` to measured co-runs: alternating least squares, then margins by cross-validation.
 
-The loss is the sum of relative errors (by iteratively reweighted least squares), so that a target that sometimes runs
-in another, slower way does not drag its usual way along. With the pressures given, base and sensitivity of a target are
-a weighted regression on two unknowns; with those given, so are the pressures. A few hundred targets take a tenth of a
-second, so a model is fitted again from its measurements wherever it is loaded, and is never stored.
+With base `a_t` and sensitivity `s_t` of target t, and pressure `p_o` of co-runner o, minimise over all co-runs
 
-The split of the factor is fixed by two choices, in each part of the measurements that hangs together: sensitivities are
-1 on average, and the gentlest co-runner has no pressure.
+    sum of |factor - a_t - s_t * sum_o p_o| / factor        (L1 loss by iteratively reweighted least squares)
+
+1. Given `p`, fit `a_t` and `s_t` of each target by weighted regression.
+2. Given `a` and `s`, update `p`. Repeat `rounds` times.
+
+The L1 loss is robust against targets that sometimes run in a slower way. In each connected part of the measurements,
+`mean(s) = 1` and `min(p) = 0` fix the scale. Fitting is fast, so models are fitted when loaded and never stored.
 """
 
 from __future__ import annotations
@@ -30,12 +32,10 @@ _NO_MARGIN = Margin({}, _NONE, _NONE, _NONE, _NONE)
 
 @dataclass(frozen=True, slots=True)
 class PressureSettings:
-    """How to fit. `rounds` of alternation; errors below `round_off` (relative) count by their square, larger ones by
-    their size; `pull` draws sensitivities towards 1 and `damp` pressures towards 0, which matters where little was
-    measured.
+    """Settings of the fit: `rounds` of alternation, and regularisation where little was measured.
 
-    Chosen on random splits of 2,572 co-runs on a GPU, where ten times more or less of `pull` or `damp` changes the
-    median error by less than a fifth.
+    Relative errors below `round_off` have a squared loss, larger ones a linear loss (Huber). `pull` draws sensitivities
+    towards 1, and `damp` draws pressures towards 0. Chosen on random splits of measured co-runs on a GPU.
     """
 
     rounds: int = 60
@@ -46,7 +46,7 @@ class PressureSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is fitted: base and sensitivity of each target, pressure of each co-runner, in the order of `targets` and
+    """Fitted values: base and sensitivity of each target, pressure of each co-runner, in the order of `targets` and
     `others`."""
 
     targets: tuple[CoRunner, ...]
@@ -66,17 +66,16 @@ class _Parts:
 def fit_pressure(
     coruns: Sequence[CoRun], *, seed: int = 0, settings: PressureSettings = PressureSettings()
 ) -> PressureInterference:
-    """Fit sensitivities, pressures and the margins of quantiles. All chance comes from `seed`.
+    """Fit sensitivities, pressures and the margins of quantiles; `seed` draws the folds.
 
-    Margins are those of split conformal prediction, with errors of ten folds in place of a part held out for good.
-    Raises InvalidValueError for fewer than two co-runs.
+    Margins are those of cross-conformal prediction with ten folds. Raises InvalidValueError for fewer than two co-runs.
     """
     plain = fit_expected(coruns, settings=settings)
     return replace(plain, margin=_margin(coruns, plain, seed, settings))
 
 
 def fit_expected(coruns: Sequence[CoRun], *, settings: PressureSettings = PressureSettings()) -> PressureInterference:
-    """Fit sensitivities and pressures alone, ten times faster: the model has no quantiles above the median.
+    """Fit sensitivities and pressures without margins (ten times faster): no quantiles above the median.
 
     Raises InvalidValueError for fewer than two co-runs.
     """
@@ -111,7 +110,7 @@ def _margin(coruns: Sequence[CoRun], model: PressureInterference, seed: int, set
         above = [max(0.0, error) for error in found]
         total = sum(above) + typical
         scales[key] = max(floor, total / (len(found) + 1))
-        # An error must not widen its own scale, or the largest ones would pass for small.
+        # Leave each error out of its own scale, or the largest errors would look small.
         scores += [e / max(floor, (total - over) / len(found)) for e, over in zip(found, above, strict=True)]
     measured = Scores(tuple(sorted(scores)))
     between = _between(coruns, model, spread)
@@ -120,7 +119,7 @@ def _margin(coruns: Sequence[CoRun], model: PressureInterference, seed: int, set
 
 
 def _between(coruns: Sequence[CoRun], model: PressureInterference, fallback: Scores) -> Scores:
-    """Errors of targets from their neighbours, as if they had not been measured."""
+    """Errors of targets interpolated from the other batches and sizes of their model."""
     by_target: dict[CoRunner, list[CoRun]] = {}
     of_model: dict[str, dict[CoRunner, tuple[float, ...]]] = {}
     for each in coruns:
@@ -135,7 +134,7 @@ def _between(coruns: Sequence[CoRun], model: PressureInterference, fallback: Sco
 
 
 def _foreign(coruns: Sequence[CoRun], model: PressureInterference, fallback: Scores) -> Scores:
-    """Errors of models from the average of the others."""
+    """Errors of models predicted by the average of the other models."""
     names = model.targets.models
     if len(names) < 2:
         return fallback
@@ -150,7 +149,7 @@ def _foreign(coruns: Sequence[CoRun], model: PressureInterference, fallback: Sco
 def _beside_foreign(
     coruns: Sequence[CoRun], model: PressureInterference, scales: Mapping[CoRunner, float], fallback: Scores
 ) -> Scores:
-    """Errors beside a model whose pressure is taken to be the average of the others, in units of the targets."""
+    """Errors beside models with the average pressure of the others, in units of the targets' scales."""
     names = model.pressures.models
     if len(names) < 2:
         return fallback
@@ -184,13 +183,11 @@ def _fit(coruns: Sequence[CoRun], settings: PressureSettings) -> _Parts:
         base, sensitivity = _regress(target, total, factor, weight, len(targets), settings.pull)
         miss = factor - base[target] - sensitivity[target] * total
         weight = _weights(factor, factor - miss, settings) * sensitivity[target]
-        # Co-runners of one row share its miss in equal parts; alone in their rows this is the exact minimum.
+        # Co-runners of one row share its residual equally; with one co-runner a row this is the exact minimum.
         slope = np.bincount(other, (weight * miss)[row], len(others))
         curve = np.bincount(other, (weight * sensitivity[target] * count)[row], len(others)) + settings.damp
         pressure = pressure + (slope - settings.damp * pressure) / curve
-        if (
-            is_uniform
-        ):  # then base and pressures can be shifted against each other: keep the latter around 0 till the end
+        if is_uniform:  # base and pressures can be shifted against each other: keep the pressures centred
             middle = float(pressure.mean())
             base, pressure = base + sensitivity * count[0] * middle, pressure - middle
         else:
@@ -208,7 +205,7 @@ def _weights(factor: Real, predicted: Real, settings: PressureSettings) -> Real:
 
 
 def _regress(at: Index, x: Real, y: Real, weight: Real, size: int, pull: float) -> tuple[Real, Real]:
-    """Base and slope of y on x for each group of rows, the slope drawn towards 1 and never negative."""
+    """Weighted regression of y on x for each group of rows: base, and a slope >= 0 drawn towards 1."""
     w, wx, wxx = (np.bincount(at, weight * power, size) for power in (np.ones_like(x), x, x * x))
     wy, wxy = np.bincount(at, weight * y, size), np.bincount(at, weight * x * y, size)
     slope = np.maximum(0.0, (w * (wxy + pull) - wx * wy) / (w * (wxx + pull) - wx * wx))
@@ -224,7 +221,7 @@ def _medians(at: Index, values: Real, size: int) -> Real:
 def _settle(
     target: Index, row: Index, other: Index, count: Real, base: Real, sensitivity: Real, pressure: Real
 ) -> None:
-    """Fix scale and zero of each connected part of the measurements, in place."""
+    """Normalise scale and zero of each connected part of the measurements, in place."""
     part = _connected(target[row], other, len(base), len(pressure))
     for number in range(int(part.max()) + 1):
         mine, theirs = part[: len(base)] == number, part[len(base) :] == number

@@ -1,4 +1,4 @@
-"""From the partitions of a plan to lanes of this machine: which cores each gets, and what is left for other tenants."""
+"""Maps the partitions of a plan to lanes on the cores of this machine; free cores become lanes for other tenants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from cotenant.errors import PlanError
 from cotenant.repository import profile_path
@@ -28,23 +29,24 @@ from cotenant.work import PlanLanes, Round, Share
 
 
 class Divisible(Protocol):
-    """A device that can be divided into partitions of given sizes. A GPU will be one: its sizes are percents."""
+    """A device that can be divided into partitions of given sizes."""
 
     def lanes_of(self, plan: DevicePlan, running: PlanLanes | None = None) -> PlanLanes:
-        """Disjoint partitions for those of the plan; what stays as it runs now stays where it is."""
+        """Disjoint lanes for the partitions of the plan; unchanged partitions keep their lanes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cores:
-    """The cores that the models may use. Implements `Divisible`: a partition of size n is n of them."""
+class Cores(Divisible):
+    """The cores that models may use; a partition of size n has n of them."""
 
     cores: tuple[int, ...]
 
+    @override
     def lanes_of(self, plan: DevicePlan, running: PlanLanes | None = None) -> PlanLanes:
-        """See Divisible. Raises PlanError when the plan needs more cores than there are.
+        """Lanes of cores. Raises PlanError when the plan needs more cores than there are.
 
-        A partition of the size of a running one takes its cores over: first those with most tenants in common, since
-        theirs are warm there, and then whatever has the size, since sessions with a pool of threads belong to cores.
+        A partition takes over the cores of a running one of its size. Partitions with most tenants in common are
+        matched first, as their caches are warm; equal sizes alone still keep sessions and their thread pools.
         """
         sizes = [partition.size for partition in plan.partitions]
         if sum(sizes) > len(self.cores):
@@ -67,10 +69,10 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class ServedPlan:
-    """The part of a plan that this machine runs. `device` is the type of its device, `loads` are all in the file.
+    """The device of a plan that this machine runs. `device`: its type; `loads`: the loads of the file.
 
-    Stages of applications are called like the tenants that serve them; see `plan_names`. `shares_ns` says how the SLO
-    of each application is divided, by stage.
+    Loads of stages have the names of the tenants that serve them (`plan_names`). `shares_ns`: stage budgets in ns, by
+    application and stage.
     """
 
     plan: DevicePlan
@@ -89,12 +91,10 @@ def open_plan(
     *,
     stale: bool = False,
 ) -> ServedPlan:
-    """Read a plan file and lay its device of that number out here. Raises PlanError.
+    """Read a plan file and lay out its device of that number on this machine.
 
-    `root` is the repository that is served, which says whose queries the stages of its applications are. A plan is
-    refused with a tenant who owns no model there, or has another SLO. It is refused with StaleProfileError, which
-    `stale` allows, for a model that changed since it was measured; a plan for a repository without a profile rests on
-    another one.
+    `root`: the served repository. Raises PlanError for an unusable file, and for a tenant without a model in `root` or
+    with another SLO there. Raises StaleProfileError for a model that changed since it was measured, unless `stale`.
     """
     file = read_plan(path)
     if root is None:
@@ -116,17 +116,17 @@ def lay_out(
     running: PlanLanes | None = None,
     tenants: Mapping[str, str] = MappingProxyType({}),
 ) -> ServedPlan:
-    """As `open_plan`; `where` is what errors call the file. Loads of tenants on other devices alone are left out.
+    """As `open_plan`, for a read file; `where`: its name in errors. Loads of other devices are left out.
 
-    `tenants` gives whom loads are called like otherwise.
+    `tenants`: the tenants of loads that have other names.
     """
     devices = file.plan.devices
     if number >= len(devices):
-        raise PlanError(f"{where}: has a plan for {len(devices)} devices, and number {number} is asked for, from 0 on")
+        raise PlanError(f"{where}: has a plan for {len(devices)} devices, and has no device number {number} (from 0)")
     plan = devices[number]
     kind = next((device for device in file.request.devices if device.name == plan.device), None)
     if kind is None:
-        raise PlanError(f"{where}: device {number} is a {plan.device!r}, which is none of its [[device]] tables")
+        raise PlanError(f"{where}: device {number} is a {plan.device!r}, which has no [[device]] table")
     here, elsewhere = plan.rates_per_s, Plan((*devices[:number], *devices[number + 1 :])).rates_per_s
     loads = tuple(load for load in file.request.loads if load.tenant in here or load.tenant not in elsewhere)
     names = {load.tenant: tenants.get(load.tenant, load.tenant) for load in loads}
@@ -139,7 +139,7 @@ def lay_out(
 def _kept(
     sizes: Sequence[int], rounds: Sequence[Round], running: PlanLanes | None, cores: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
-    """The partitions that take over the cores of running ones."""
+    """Cores of the partitions that take over those of running ones, by position."""
     if running is None:
         return {}
     pairs = []

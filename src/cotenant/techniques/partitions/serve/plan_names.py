@@ -1,7 +1,7 @@
-"""Whom the loads of a plan are of, where they are the stages of applications.
+"""Tenants that serve the loads of applications' stages.
 
-A plan calls the load of a stage `APPLICATION.STAGE`. Where a tenant of the repository is called so, that tenant serves
-it; else, where the application is served, the tenant of the stage's model does.
+The load of a stage is named `APPLICATION.STAGE`. A tenant of this name in the repository serves it, else the tenant of
+the stage's model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:
-    """The tenants, by load, of the stages whose loads are called otherwise. What cannot be read is left out."""
+    """Tenants of the stages, by load, if their names differ. Unreadable applications are left out."""
     if not request.applications:
         return {}
     owners = {found.model: found.tenant for found in readable_versions(root) if found.is_default}
@@ -40,7 +40,7 @@ def stage_tenants(root: Path, request: Request) -> dict[str, str]:
 
 
 def shares_of(request: Request) -> dict[str, dict[str, int]]:
-    """How a plan divides the SLO of each application: nanoseconds by stage. One that is not whole is left out."""
+    """Stage budgets of each application in ns. Applications with a stage that has no load are left out."""
     slos = {load.tenant: load.slo_ns for load in request.loads}
     shares: dict[str, dict[str, int]] = {}
     for application in request.applications:
@@ -51,7 +51,7 @@ def shares_of(request: Request) -> dict[str, dict[str, int]]:
 
 
 def check_names(names: Mapping[str, str], where: str) -> None:
-    """See to it that no tenant has two loads: each was planned with an SLO of its own. Raises PlanError."""
+    """Check that no tenant serves two loads, as each was planned with its own SLO. Raises PlanError."""
     taken: dict[str, str] = {}
     for load, tenant in names.items():
         other = taken.setdefault(tenant, load)
@@ -65,29 +65,28 @@ def check_names(names: Mapping[str, str], where: str) -> None:
 
 
 def check_owners(tenants: Iterable[str], root: Path, where: str) -> None:
-    """See to it that every tenant owns a model in the repository, readable or not. Raises PlanError."""
+    """Check that every tenant has a model in the repository, readable or not. Raises PlanError."""
     readable = list(readable_versions(root))
     found = {each.model for each in readable}
     known = {each.tenant for each in readable} | {name for name in model_names(root) if name not in found}
     for tenant in tenants:
         if tenant not in known:
             raise PlanError(
-                f"{where}: names tenant {tenant!r}, who owns no model in {root}, "
+                f"{where}: tenant {tenant!r} has no model in {root}, "
                 f"expected one of {', '.join(sorted(known)) or 'none'} "
-                "(the load APPLICATION.STAGE is served by a tenant called so, else by that of the stage's model)"
+                "(a tenant of the name APPLICATION.STAGE serves that load, else the tenant of the stage's model)"
             )
 
 
 def slos_of(root: Path) -> dict[str, int]:
-    """The SLOs in nanoseconds that a server of a repository enforces, by tenant."""
+    """SLOs in ns that a server of this repository enforces, by tenant."""
     return {each.tenant: round(each.config.tenant.slo_ms * NS_PER_MS) for each in readable_versions(root)}
 
 
 def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str) -> None:
-    """See to it that these tenants, and the applications, were planned with the SLOs of their `config.toml`, which the
-    server enforces. Raises PlanError, which names both.
+    """Check that tenants and applications were planned with the SLOs of their `config.toml`, which servers enforce.
 
-    The loads of stages have parts of the SLOs of their applications.
+    Loads of stages are not compared: they have stage budgets. Raises PlanError with both SLOs.
     """
     stages = {application.tenant(stage) for application in request.applications for stage in application.stages}
     enforced, declared = slos_of(root), readable_applications(root)
@@ -101,16 +100,16 @@ def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str)
         for each in request.applications
         if each.name in declared
     ]
-    for who, slo_ns, known_ns in planned:
+    for name, slo_ns, known_ns in planned:
         if known_ns is not None and slo_ns != known_ns:
             raise PlanError(
-                f"{where}: plans {who} with an SLO of {slo_ns / NS_PER_MS:g} ms, and its config.toml says "
-                f"{known_ns / NS_PER_MS:g} ms, which is what a server enforces: plan again, or make them equal"
+                f"{where}: plans {name} with an SLO of {slo_ns / NS_PER_MS:g} ms, but the server enforces "
+                f"{known_ns / NS_PER_MS:g} ms from its config.toml: plan again, or make both equal"
             )
 
 
 def renamed(plan: DevicePlan, names: Mapping[str, str]) -> DevicePlan:
-    """The plan with its slots called like the tenants that serve them."""
+    """The plan with the names of the serving tenants in its slots."""
     return replace(
         plan,
         partitions=tuple(

@@ -1,4 +1,4 @@
-"""What a server tells of the plan that it runs: the JSON of `GET /v2/cotenant/plan`, and figures for metrics."""
+"""Status of the running plan: the JSON of `GET /v2/cotenant/plan`, and metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from cotenant.work import PlanLanes
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """The plan at a moment: its number from 1 on, and how often it was changed.
+    """Figures of the running plan: its number (from 1), and the number of changes.
 
-    `share` is the part of the rates that the plan serves: of those that were wanted of it, or that come where more do,
-    of the tenant of whom it serves least. Unless `is_followed`, the policy runs the partitions of the plan without its
-    rounds.
+    `share`: the least share, over tenants, of the planned or arriving rate that the plan serves. Unless `is_followed`,
+    the policy runs the partitions of the plan without its rounds.
     """
 
     version: int
@@ -39,9 +38,9 @@ def plan_status(
     breaks: str,
     policy: str,
 ) -> dict[str, Any]:
-    """The JSON of the plan. `breaks` says who breaks first where the rates do not fit, or is empty.
+    """The JSON of the plan. `breaks`: the broken constraint if the rates do not fit, else empty.
 
-    Where the policy follows no rounds, the partitions are without what the plan says of them: that does not run.
+    If the policy follows no rounds, partitions have no slots in the JSON.
     """
     tables = plan_tables((plan,))[0]["partition"]
     if not figures.is_followed:
@@ -65,7 +64,7 @@ def plan_status(
 
 
 def plan_metrics(figures: PlanFigures) -> Iterator[Metric]:
-    """The families of a server that runs a plan."""
+    """Metric families of a server that runs a plan."""
     yield GaugeMetricFamily("cotenant_plan_version", "Number of the plan that runs.", value=figures.version)
     yield CounterMetricFamily("cotenant_plan_changes", "Changes of the plan since the start.", value=figures.changes)
     yield GaugeMetricFamily(

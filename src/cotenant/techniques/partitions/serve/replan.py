@@ -1,7 +1,7 @@
-"""Runs a plan on this machine and follows the load (`plan.follow`): counts what arrives, and reorganises.
+"""Runs a plan on this machine and follows the load: counts arrivals, plans again, and reorganises.
 
-Everything but the counting of arrivals happens on a thread of its own, off the way of queries: it never holds the
-driver's lock while it plans or loads. When something goes wrong, the plan that runs goes on.
+A thread of its own does all but the counting. It never holds the driver's lock while it plans or loads, so queries do
+not wait for it. After an error, the running plan stays.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cotenant.techniques.partitions.plan.follow import (
     PlanFollower,
     Reason,
     RunningPlan,
-    asked_loads,
     compare,
+    demanded_loads,
 )
 from cotenant.techniques.partitions.plan.planners import make_planner
 from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repository
@@ -40,9 +40,9 @@ from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, o
 from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_metrics, plan_status
 
 WINDOWS_A_PERIOD = 2
-"""Windows, in which arrivals are counted, of one period."""
+"""Windows of counted arrivals in one period."""
 _WINDOW_S = 2.0
-"""Length of a window where the plan is never made anew: the rates are for others to look at then."""
+"""Length of a window in seconds without replanning; the rates then serve the status page and metrics only."""
 _NICE = 10
 _STOP_S = 5.0
 
@@ -53,10 +53,10 @@ FindCosts = Callable[[Path, Sequence[DeviceType]], CostBasis]
 
 
 class Replanner:
-    """Follows the load of a server that runs a plan. An observer of its driver; implements `PlanView`.
+    """Follows the load of a server that runs a plan. An observer of its driver; implements `PlanRun` and `PlanView`.
 
-    `path` is the plan's file, which `reload` reads again. With `stale`, measurements of models that changed since are
-    used. Planners and costs may be given for tests.
+    `path`: the plan's file, which `reload` reads again. `stale`: use measurements of models that changed since.
+    `planners` and `costs` are replaced in tests.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Replanner:
         self._window_s = section.period_s / WINDOWS_A_PERIOD if section.period_s else _WINDOW_S
         self._rows: dict[str, int] = {}
         self._above: dict[str, float] = {}
-        """Tenants of whom more rows arrive than the plan serves, and the part of them that it does serve."""
+        """Served share of the arriving rows, of the tenants that send more than the plan serves."""
         self._counting = threading.Lock()
         self._stopping = threading.Event()
         self._version, self._breaks = 1, ""
@@ -94,32 +94,33 @@ class Replanner:
         self._thread = threading.Thread(target=self._follow, name="cotenant-replan", daemon=True)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """See Observer: count what arrives."""
+        """Count arriving rows by tenant."""
         if isinstance(event, QueryArrived):
             query = event.query
             with self._counting:
                 self._rows[query.tenant] = self._rows.get(query.tenant, 0) + query.items
         return None
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- life cycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to follow, once the server has started."""
+        """Start the thread, once the server has started. Warns about slots that are served differently."""
         names = {tenant.name: tenant for tenant in self._server.driver.read(lambda engine: engine.tenants)}
         for partition in self._served.plan.partitions:
             for slot in partition.slots:
                 tenant = names.get(slot.tenant)
                 if tenant is None:
-                    _log.warning("the plan has a slot of tenant %r, who is not served here", slot.tenant)
+                    _log.warning("the plan has a slot of tenant %r, which this server does not serve", slot.tenant)
                 elif slot.batch > tenant.max_batch:
                     _log.warning(
-                        "the plan has batches of %d rows of tenant %r, whose model.max_batch is %d: less is served",
-                        *(slot.batch, slot.tenant, tenant.max_batch),
+                        "tenant %r: the plan has batches of %d rows, but model.max_batch is %d: it gets less than its "
+                        "planned rate; raise max_batch, or plan again",
+                        *(slot.tenant, slot.batch, tenant.max_batch),
                     )
         if not self._is_followed:
             _log.warning(
-                "policy %r follows no rounds: the partitions of the plan are the lanes, and its slots, batches and "
-                "rates are left out; leave --policy out to run them",
+                "policy %r runs no rounds: the plan's partitions are the lanes, its slots, batches and rates are "
+                "ignored; leave --policy out to run them",
                 self._server.policy.spec.name,
             )
         self._server.following = self
@@ -127,39 +128,39 @@ class Replanner:
         self._thread.start()
 
     def stop(self, patience_s: float = _STOP_S) -> None:
-        """Change nothing any more, and let the thread end; a planner at work is waited for `patience_s` at most."""
+        """Make no more changes and end the thread; wait up to `patience_s` for a running planner."""
         self._stopping.set()
         self._wishes.put("stop")
         if self._thread.is_alive():
             self._thread.join(patience_s)
 
     def reload(self) -> None:
-        """Read the plan's file again, soon. May be called from the handler of a signal."""
+        """Let the thread read the plan's file again. Safe in a signal handler."""
         self._wishes.put("reload")
 
     def wait_version(self, version: int, timeout_s: float) -> bool:
-        """Wait until a plan of at least this number runs; say whether that came to be within the time."""
+        """Wait until a plan of at least this number runs; False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._version >= version, timeout_s)
 
-    # --- looking on -----------------------------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------------------------
 
     def figures(self) -> PlanFigures:
-        """The plan at this moment."""
+        """Figures of the running plan."""
         with self._changed:
             share = min((self._held.share, *self._above.values()))
             rates = self._tracker.rates
         return PlanFigures(self._version, self._version - 1, share, rates, self._is_followed)
 
     def status(self) -> Mapping[str, Any]:
-        """See PlanView."""
+        """Plan, rates and attainment as plain values."""
         with self._changed:
             served, breaks = self._served, self._breaks
         counters, policy = self._server.counters.by_tenant, self._server.policy.spec.name
         return plan_status(served.plan, served.lanes, self.figures(), counters, breaks, policy)
 
     def metrics(self) -> Iterator[Metric]:
-        """See PlanView."""
+        """Families of the metrics page."""
         return plan_metrics(self.figures())
 
     @property
@@ -190,9 +191,9 @@ class Replanner:
                 if self._section.period_s and self._is_followed and windows % WINDOWS_A_PERIOD == 0:
                     self._look()
             except CotenantError as error:
-                _log.error("the plan stays as it is: %s", error)
+                _log.error("the plan stays unchanged: %s", error)
             except Exception:
-                _log.exception("following the load failed; the plan stays as it is")
+                _log.exception("following the load failed; the plan stays unchanged")
 
     def _count(self, window_ns: int) -> None:
         with self._counting:
@@ -203,7 +204,7 @@ class Replanner:
             self._compare(window_ns / 1e9)
 
     def _compare(self, window_s: float) -> None:
-        """Say of whom more arrives than the plan serves: once as it begins, and once as it ends."""
+        """Log when a tenant begins to send more rows than the plan serves, and when it no longer does."""
         with self._changed:
             rates, served, before = self._tracker.rates, self._held.plan.rates_per_s, self._above
             self._above = {
@@ -217,9 +218,9 @@ class Replanner:
                 continue
             figures = tenant, rates[tenant].mean, served.get(tenant, 0.0)
             if tenant in above:
-                _log.warning("tenant %r sends %.3g rows a second, above the %.3g that the plan serves", *figures)
+                _log.warning("tenant %r sends %.3g rows/s, more than its planned %.3g rows/s", *figures)
             else:
-                _log.info("tenant %r is within the plan again: %.3g rows a second of %.3g", *figures)
+                _log.info("tenant %r is within its planned rate again: %.3g of %.3g rows/s", *figures)
 
     def _reload(self) -> None:
         served = open_plan(
@@ -228,12 +229,12 @@ class Replanner:
         self._reorganise(served, RunningPlan(Plan((served.plan,))), "", f"{self._path} was read again")
 
     def _look(self) -> None:
-        """Compare rates and plan; plan anew where they differ too much."""
+        """Compare rates and plan; plan again if they differ too much."""
         served, settings = self._served, self._settings
         known = {tenant.name for tenant in self._server.driver.read(lambda engine: engine.tenants)}
         declared = [load for load in served.loads if load.tenant in known]
         silent = {load.tenant: 0.0 for load in declared}
-        loads = asked_loads(declared, silent | self._tracker.asked(), settings.floor)
+        loads = demanded_loads(declared, silent | self._tracker.demand(), settings.floor)
         reason, self._held = compare(loads, (served.device,), self._held, settings.tracking)
         if reason is Reason.KEEP or not loads:
             return
@@ -246,10 +247,10 @@ class Replanner:
         step = PlanFollower(planner, basis.devices, basis.costs, settings).seek(loads, self._held, reason)
         detail = step.breaks.detail if step.breaks else ""
         if step.held is None:
-            raise PlanError(f"no share of the rates that come fits this machine: {detail}")
+            raise PlanError(f"no share of the arriving rates fits this machine: {detail}")
         if step.breaks:
             _log.warning(
-                "the rates that come do not fit: %.0f %% of each is planned for, tenant %r breaks first (%s): %s",
+                "the arriving rates do not fit: planned for %.0f %% of each; tenant %r breaks first (%s): %s",
                 *(100 * step.held.share, step.breaks.tenant, step.breaks.constraint, detail),
             )
         plan = step.held.plan.devices[0]
@@ -263,8 +264,10 @@ class Replanner:
         is_new = served.plan != self._served.plan
         if is_new:
             began = self._server.clock.now_ns()
-            asked, lanes = self._server.settings.policy, served.lanes
-            self._server.change_policy(make_policy(asked.name, asked.options, lanes.lanes, {"rounds": lanes.rounds}))
+            configured, lanes = self._server.settings.policy, served.lanes
+            self._server.change_policy(
+                make_policy(configured.name, configured.options, lanes.lanes, {"rounds": lanes.rounds})
+            )
             took_s = (self._server.clock.now_ns() - began) / 1e9
             _log.info("plan %d runs after %.2f s (%s)", self._version + 1, took_s, why)
         self._server.divide(served.shares_ns)
@@ -278,11 +281,11 @@ class PartitionPlans:
     """Plan files with partitions and rounds. Implements PlanFiles."""
 
     def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> ServedPlan:
-        """Read and lay out. Raises PlanError, or StaleProfileError unless `stale`."""
+        """Read a plan file and lay it out on these cores. Raises PlanError, or StaleProfileError unless `stale`."""
         return open_plan(Path(section.file or ""), section.device, Cores(tuple(cores)), root=root, stale=stale)
 
     def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> Replanner:
-        """Follow the load by plans of a server that runs an opened one."""
+        """The replanner of a server that runs an opened plan."""
         return Replanner(server, Path(section.file or ""), cast(ServedPlan, opened), section, stale=stale)
 
 

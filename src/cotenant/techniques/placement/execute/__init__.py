@@ -1,1 +1,1 @@
-"""One launch of a model over several devices at once, as a placement says."""
+"""Execution of one launch over several devices by a placement."""

@@ -1,4 +1,4 @@
-"""Placements as they lie beside the graphs of a cache, and models that follow those they were told to."""
+"""Placements kept beside the graphs of a cache, and models that follow chosen ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def kept_placements(graphs: Path, graph: str, most_cores: int, sms: Iterable[int] = ()) -> list[UnitPlacement]:
-    """Those of a graph in a cache, for up to so many cores, or for shares of a GPU of these sizes.
+    """Kept placements of a graph, for up to `most_cores` cores, or for shares of a GPU with these numbers of SMs.
 
-    A warning says which cannot be read.
+    Logs a warning for each that cannot be read.
     """
     found = []
     on_cores = [placement_path(graphs, graph, cores) for cores in range(2, most_cores + 1)]
@@ -31,16 +31,14 @@ def kept_placements(graphs: Path, graph: str, most_cores: int, sms: Iterable[int
 
 
 def follow(model: Runner, graphs: Path, wanted: Collection[tuple[int, str]]) -> None:
-    """Let a model follow these placements, by size of share and digest, which were found good.
-
-    Those that are not as they were are left aside with a warning.
-    """
+    """Let a model follow these placements (size of share and digest). If one has changed, it follows none and logs a
+    warning."""
     if not wanted or not isinstance(model, Placeable):
         return
     graph, sizes = model.graph_path.parent.name, [size for size, _ in wanted]
     kept = kept_placements(graphs, graph, max(sizes), sizes)
     found = [each for each in kept if (each.size, digest_of(each)) in wanted]
     if len(found) < len(wanted):
-        _log.warning("model %s: placed anew since it was loaded: it runs as without placements", model.name)
+        _log.warning("model %s: its placement changed after loading: it runs sequentially", model.name)
         return
     model.place(*found)

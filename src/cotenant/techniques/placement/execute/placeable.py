@@ -1,4 +1,4 @@
-"""What models of any engine that follow placements have in common: their pieces, and lanes to run them."""
+"""Base of models that follow placements, for every engine: their tasks, and lanes that run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.execute.protocol import Followed
 from cotenant.execute.strategy import RunnerWrapper, follows_of
 from cotenant.execute.threads.lanes import Lane
 from cotenant.profile.profile_file import ProfileError
-from cotenant.techniques.placement.execute.pieces import PlacedPiece, pieces_of
+from cotenant.techniques.placement.execute.placed_tasks import PlacedTask, tasks_of
 from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
 from cotenant.work import Share
 
@@ -23,24 +23,24 @@ STRATEGY = "placement"
 
 
 class Placeable(RunnerWrapper):
-    """A model that follows the placements it was told, and else runs as the inner one does."""
+    """A model that follows the placements it was given, and else runs as the inner model does."""
 
     placed: Followed = ()
-    """Sizes of the shares for which there are placements, each with its digest."""
-    _pieces: Mapping[int, tuple[PlacedPiece, ...]] = {}
+    """Sizes of the shares with a placement, each with its digest."""
+    _tasks: Mapping[int, tuple[PlacedTask, ...]] = {}
 
     @property
     def follows(self) -> Mapping[str, Followed]:
-        """What the model follows, by run strategy."""
+        """Plans that the model follows, by run strategy."""
         return {**follows_of(self.inner), **({STRATEGY: self.placed} if self.placed else {})}
 
     def place(self, *placements: UnitPlacement) -> None:
-        """Follow these from now on, one for each size of share, and no others.
+        """Follow exactly these placements from now on, one for each size of share.
 
-        Raises ProfileError or InvalidValueError where one is of another graph.
+        Raises ProfileError or InvalidValueError for a placement of another graph.
         """
         graph = self.graph_path.parent.name
-        pieces = {}
+        tasks = {}
         for each in placements:
             if each.graph != graph:
                 raise ProfileError(
@@ -48,28 +48,29 @@ class Placeable(RunnerWrapper):
                     "run 'cotenant place' again"
                 )
             order, place = each.places(self.dfg.unit_names, device_names(each.cores, each.sms))
-            pieces[each.size] = pieces_of(self.dfg, order, [cores_of(device, each.sms) for device in place])
-        self._replace(pieces, tuple((each.size, digest_of(each)) for each in placements))
+            tasks[each.size] = tasks_of(self.dfg, order, [cores_of(device, each.sms) for device in place])
+        self._replace(tasks, tuple((each.size, digest_of(each)) for each in placements))
 
-    def pieces(self, size: int) -> tuple[PlacedPiece, ...]:
-        """What a run of the whole in a share of this size is made of; none where no placement is for it."""
-        return self._pieces.get(size, ())
+    def tasks(self, size: int) -> tuple[PlacedTask, ...]:
+        """The tasks of a run of the whole in a share of this size; empty without a placement for it."""
+        return self._tasks.get(size, ())
 
-    def _replace(self, pieces: Mapping[int, tuple[PlacedPiece, ...]], placed: Followed) -> None:
-        self._pieces, self.placed = pieces, placed
+    def _replace(self, tasks: Mapping[int, tuple[PlacedTask, ...]], placed: Followed) -> None:
+        self._tasks, self.placed = tasks, placed
 
 
-class Crew(Generic[T]):
-    """What runs each piece, and lanes of cores to run them, which end when nobody uses this any more.
+class LoadedTasks(Generic[T]):
+    """The loaded tasks of a placement, and lanes of cores to run them. The lanes end with the last reference to this.
 
-    `cores` are those of the machine, by their numbers in the pieces; number 0 is the calling thread's.
+    `segments`: the executable form of each task. `cores`: cores of the machine, by their numbers in the tasks; number 0
+    is the core of the calling thread.
     """
 
-    def __init__(self, pieces: Sequence[PlacedPiece], segments: Sequence[T], cores: Sequence[int]) -> None:
-        self.pieces, self.segments = pieces, segments
+    def __init__(self, tasks: Sequence[PlacedTask], segments: Sequence[T], cores: Sequence[int]) -> None:
+        self.tasks, self.segments = tasks, segments
         self.lanes: dict[int, Lane] = {}
         weakref.finalize(self, _stop, self.lanes).atexit = False
-        for core in sorted({piece.cores[0] for piece in pieces} - {0}):
+        for core in sorted({task.cores[0] for task in tasks} - {0}):
             self.lanes[core] = Lane(Share((cores[core],)))
 
 
@@ -79,5 +80,5 @@ def _stop(lanes: Mapping[int, Lane]) -> None:
 
 
 def digest_of(placement: UnitPlacement) -> str:
-    """What tells a placement from another."""
+    """Digest of a placement."""
     return hashlib.sha256(msgspec.json.encode(placement)).hexdigest()[:16]

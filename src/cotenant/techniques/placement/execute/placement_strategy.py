@@ -1,4 +1,4 @@
-"""The run strategy of placements: a model runs over the cores of a share, or a stream and cores beside it."""
+"""Run strategy `placement`: a model runs over the cores of a share, or over a stream and cores beside it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger("cotenant.placement")
 
 
 class PlacementRunStrategy(RunStrategy):
-    """Lets models of onnxruntime and torch follow placements; other models, and those on compiled kernels, run as ever.
+    """Lets models of onnxruntime and torch follow placements, with `[model] placement = "auto"`, if they gain.
 
-    Placements are followed where `[model] placement` asks for that and they gain.
+    Other models, and those on compiled kernels, run sequentially.
     """
 
     @override
@@ -47,27 +47,29 @@ class PlacementRunStrategy(RunStrategy):
     def measures(self, found: ModelVersion) -> str:
         return "" if found.config.model.placement == "none" else "its placements"
 
+    @override
     def choose(self, model: Runner, trial: VersionTrial) -> Mapping[int, float]:
-        """See RunStrategy. A warning says why the model follows no placement."""
+        """Time ratios of the placements that gain, by size of share. A warning says why there is none."""
         from cotenant.techniques.placement.execute.placeable import Placeable
         from cotenant.techniques.placement.execute.placed_model import PlacedModel
         from cotenant.techniques.placement.measure.placed import follow_fast
 
         name = trial.found.model
         if not isinstance(model, Placeable if isinstance(trial.target, StreamTarget) else PlacedModel):
-            why = "has compiled kernels" if model.kernels else "is not run by onnxruntime"
-            _log.warning("model %r: placement is 'auto', but it %s: it runs as without", name, why)
+            why = "has compiled kernels" if model.kernels else "does not run on onnxruntime"
+            _log.warning("model %r: placement is 'auto', but it %s: it runs sequentially", name, why)
             return {}
         gains = follow_fast(model, trial)
         if not gains:
             _log.warning(
-                "model %r: placement is 'auto', and it has none that gains: 'cotenant place REPOSITORY %s' seeks one",
+                "model %r: placement is 'auto', but no placement gains: 'cotenant place REPOSITORY %s' searches one",
                 *(name, name),
             )
         return gains
 
+    @override
     def follow(self, model: Runner, graphs: Path, chosen: Followed) -> None:
-        """See RunStrategy: these placements, as they lie beside the graphs."""
+        """Follow these placements, which are kept beside the graphs."""
         from cotenant.techniques.placement.execute.kept_placements import follow
 
         follow(model, graphs, chosen)

@@ -1,8 +1,9 @@
-"""The profile of tasks of a torch model in a share of a GPU, and on the cores beside it. Not yet run on hardware.
+"""Measures tasks of a torch model in a share of a GPU and on the cores beside it. No part of this has run on a GPU.
 
-What the device says of each unit, launched ahead, divides the time of the whole as it is served, less that of a launch
-which does nothing: captured units run closer together than units with events between. On a core each unit is a call of
-its function, as in a piece. Copies are timed as launches make them, at two sizes: from that rate and latency.
+- Device: the time of the whole as served, less an empty launch, is divided among the units in proportion to their event
+  times. Captured units run closer together than units with events between them.
+- Cores: the time of a call of each unit's function, as in tasks of a placement.
+- Copies: rate and latency from times at two sizes, measured as launches make copies.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def measure_beside(
     journal: Journal,
     on_step: OnStep,
 ) -> ModelTasks:
-    """Measure a model in a share of the place, and its twin of the host on a core; what is done is kept."""
+    """Measure a model in a share of the target device, and its host twin on a core. Finished steps are kept."""
     model, count = opened.runner, opened.runner.unit_count
     shape, max_batch = opened.sweep((share,), effort).largest_shape, opened.found.config.model.max_batch
     inputs = make_inputs(model.inputs, shape, 1, max_batch > 1, opened.samples)
@@ -93,12 +94,12 @@ def measure_beside(
 
 
 def _copy_ns(target: StreamTarget, share: Share, size_bytes: int) -> tuple[int, int]:
-    """What copying so much takes, until who waits knows that it is there: median ns to the host, and back."""
+    """Median time in ns of a copy to the host, and to the device, including the detection of its end."""
     down, up = target.do(share, lambda streams: copy_times(streams, size_bytes, _COPY_RUNS))
     return round(median(down)), round(median(up))
 
 
 def _copies(small_ns: int, large_ns: int) -> CopyTimes:
-    """Rate and latency that give both times."""
+    """Rate and latency from the times at two sizes."""
     ns_per_byte = max(1, large_ns - small_ns) / (_SIZES[1] - _SIZES[0])
     return CopyTimes(1e9 / ns_per_byte, max(0, round(small_ns - _SIZES[0] * ns_per_byte)))

@@ -1,4 +1,4 @@
-"""Which of its placements a model follows: those that were measured to be faster than what they replace."""
+"""Choice of the placements that a model follows: those measured to be faster than the sequential run."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from cotenant.work import Share
 
 FORMAT = "cotenant-placement-check/1"
 KEPT_UP_TO = 0.97
-"""Of the time of what it replaces: a placement, or a joint plan, that takes longer than this part of it is left aside.
-Equal ways differ by up to 3 % from run to run (docs/decisions/0058-plans-win-by-a-margin.md)."""
+"""Largest time of a placement, or a joint plan, over that of the run that it replaces, at which it is used
+(docs/decisions/0058-plans-win-by-a-margin.md)."""
 _EFFORT = Effort(budget_s=1.0, min_runs=7, max_runs=60, warm_up=1)
 _Ways = Sequence[Callable[[Mapping[str, Any]], None]]
 _log = logging.getLogger("cotenant.placement")
 
 
 class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a placement came to: its time over that of a sequential run in the same share, at the worst shape and batch.
+    """Measured result of a placement: its time over that of a sequential run, at the worst shape and batch.
 
-    `of` is a digest of the placement, the device, and the shapes and batches. `others` is the part of the cores' time
-    that other processes took meanwhile: with more than MOST_OTHERS the ratio is measured again.
+    `of`: digest of the placement, the device, and the shapes and batches. `others`: share of the cores' time that other
+    processes used; above MOST_OTHERS, the ratio is measured again.
     """
 
     of: str
@@ -55,10 +55,9 @@ class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
-    """Let a model follow the kept placements that gain; gives what they came to, by size of share.
+    """Let a model follow the kept placements that gain; returns their time ratios by size of share.
 
-    What was measured once on this device, while it was quiet, is not measured again. What is left aside is told to the
-    log.
+    Undisturbed measurements on this device are reused. The log says which placements are not followed.
     """
     cores, graphs = tuple(sorted(os.sched_getaffinity(0))), trial.graphs
     on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.target, StreamTarget) else None
@@ -69,16 +68,16 @@ def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
         try:
             model.place(placement)
             share = Share(cores[: placement.cores]) if on_gpu is None else on_gpu[placement.sms]
-            pieces = len(model.pieces(placement.size))
+            tasks = len(model.tasks(placement.size))
             ratio = placed_ratio(check_path(graphs, placement), model, share, trial)
         except CotenantError as error:
-            _log.warning("model %s: its placement on %s is left aside: %s", model.name, placement.where, error)
+            _log.warning("model %s: its placement on %s is not used: %s", model.name, placement.where, error)
             continue
-        told = (model.name, ratio, placement.where, pieces)
+        figures = (model.name, ratio, placement.where, tasks)
         if ratio > KEPT_UP_TO:
-            _log.warning("model %s: left aside: takes %.2f of the time of a sequential run on %s, %d pieces", *told)
+            _log.warning("model %s: placement not used: %.2f of the sequential time on %s, %d tasks", *figures)
         else:
-            _log.info("model %s runs by placement: %.2f of the time of a sequential run on %s, %d pieces", *told)
+            _log.info("model %s runs by placement: %.2f of the sequential time on %s, %d tasks", *figures)
             good.append(placement)
             ratios[placement.size] = ratio
     model.place(*good)
@@ -86,14 +85,14 @@ def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
 
 
 def check_path(graphs: Path, placement: UnitPlacement) -> Path:
-    """Where it is kept what a placement came to."""
+    """File of a placement's measured result."""
     return placement_path(graphs, placement.graph, placement.cores, placement.sms).with_suffix(".check.json")
 
 
 def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial) -> float:
-    """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
+    """Time of a model's placement over that of a sequential run, from the file `path`, else measured now.
 
-    `path` is where that is kept. The model may have no placements afterwards.
+    The model may have no placements afterwards.
     """
     target, batches = trial.target, (1, trial.found.config.model.max_batch)
     device = this_device(target.device).fingerprint
@@ -103,7 +102,7 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
         known = load(path, PlacementCheck, FORMAT, ProfileError, "")
         if known.of == of and known.others <= MOST_OTHERS:
             return known.ratio
-    except ProfileError:  # none yet, or a damaged one
+    except ProfileError:  # no file, or a damaged one
         pass
     ratios = []
     ways = _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, trial, batches)
@@ -115,8 +114,8 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
                 ratios.append(float(times[0] / times[1]))
     if others.is_disturbed:
         _log.warning(
-            "model %s: other processes took %.0f %% of the cores while its placement was measured: that is done again "
-            "the next time",
+            "model %s: other processes used %.0f %% of the cores while its placement was measured: the next start "
+            "measures again",
             *(model.name, 100 * others.share),
         )
     save(path, PlacementCheck(of, round(max(ratios), 4), others=round(others.share, 4)))
@@ -125,7 +124,7 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
 
 @contextmanager
 def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
-    """Runs of the whole by the placement, and without it."""
+    """Two runs of the whole: by the placement, and sequential."""
 
     def run(way: Runner, inputs: Mapping[str, Any]) -> None:
         to_numpy(way.run(0, model.unit_count, inputs, share.cores))
@@ -138,7 +137,7 @@ def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
 
 @contextmanager
 def _on_streams(model: Placeable, share: Share, trial: VersionTrial, batches: Sequence[int]) -> Iterator[_Ways]:
-    """As `_on_cores`, as launches of the executor that serves: it follows what a model follows when it is loaded."""
+    """As `_on_cores`, as launches of the serving executor, which follows the placements at loading time."""
     whole = [(0, model.unit_count)]
     spec = LoadSpec(
         (share,), (0, model.unit_count), tuple(trial.shapes), max(batches), rows=tuple(sorted(set(batches)))

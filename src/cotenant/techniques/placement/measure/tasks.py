@@ -1,13 +1,15 @@
-"""The profile of tasks: what the units of a model take on one core and on all cores of a share.
+"""Measures tasks: the time of each unit of a model on one core and on all cores of a share.
 
-Units of wide models take a few microseconds, a call of a session as long, and the engine's own timing of an operator
-adds as much. So the model is run in stretches of units, each a call whose time can be told; calls are told from
-computation by light units that run apart and together, T(a) + T(b) - T(ab); and what a stretch computes is divided
-among its units as the engine's timing weighs them, with what that adds taken off (`execute.onnx.unit_times`).
+Units of wide models, a session call, and the engine's timing of an operator all take a few microseconds. So
 
-Stretches and the whole, on one core and on all, are run in turns, and the lower quartile of each counts: neighbours on
-the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all. On
-several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core.
+1. run the model in segments of units, each one call long enough to time, and the whole, alternately on one core and on
+   all. The lower quartile counts, as other processes can only slow a run down;
+2. measure the overhead of a call with light neighbouring units a and b: `T(a) + T(b) - T(ab)`;
+3. divide each segment's time less one call among its units, in proportion to the engine's timings less their overhead
+   (`execute.onnx.unit_times`).
+
+On one core, the CPU time of the thread is measured. On several cores only wall time is available; it is scaled by
+`CPU time / wall time` of the same segment on one core.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ from cotenant.techniques.placement.task_profile import (
 from cotenant.work import Share
 
 TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
-_STRETCHES = 16
-"""Into which a model is cut at most; each but a unit of its own weighs at least as much as that makes."""
+_SEGMENTS = 16
+"""Most segments of a model; each has at least the mean weight, but for single units."""
 _PAIRS, _PAIR_RUNS = 3, 200
 _TIMED_RUNS, _HAND_OVERS = 40, 300
 _STEPS, _BATCH_STEPS = 6, 3
@@ -79,18 +81,17 @@ def measure_tasks(
     target: TargetDevice = CORES,
     in_a_row: bool = False,
 ) -> tuple[str, ModelTasks]:
-    """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
+    """Measure the latest version of a model in a share, unless it is known; also returns its tenant's name.
 
-    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`. One row is
-    measured, and of batches of up to `rows` rows those of `row_buckets`; in a share of a GPU, whose `place` that is,
-    one row, there and on the cores beside it.
+    Measured are one row and the batches of `row_buckets(rows)`; in a share of a GPU one row, there and on the cores
+    beside it. `in_a_row`: the units need not be placeable, but only run in sequence on cores.
 
-    An interrupted campaign goes on where it stopped. With `fresh`, or where it was measured on a busy machine, what is
-    known of this model and share alone is measured anew. Raises ConfigError for a model that is not there, cannot be
-    placed, or has one unit, ModelError where it cannot be run.
+    An interrupted measurement is continued. With `fresh`, or after a disturbed measurement, this model and share are
+    measured again. Raises ConfigError for a model that is missing, cannot be placed, or has one unit, and ModelError
+    for one that cannot run.
     """
     found = default_version(root, model)
-    content = content_of(found, placed=False)  # before it is opened: what changes meanwhile is found changed
+    content = content_of(found, placed=False)  # before loading, so that later changes are noticed
     campaign = Campaign(tasks_path(root), this_device(target.device), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint, whole=False)
     models = {} if known is None else dict(known.models)
@@ -114,7 +115,7 @@ def measure_tasks(
             batches = {each: work.batch(each, taken) for each in wanted if each > 1}
             work.done()
             taken = msgspec.structs.replace(taken, batches=dict(sorted({**taken.batches, **batches}.items())))
-    assert taken is not None  # of one row, without which there is something wanted
+    assert taken is not None  # one row is always measured
     taken = msgspec.structs.replace(taken, content=content)
     models[found.tenant] = {**before, share.size: taken}
     if before.get(share.size) != taken:
@@ -124,14 +125,14 @@ def measure_tasks(
 
 
 def placeable(opened: OpenedModel, *, on_gpu: bool = False, in_a_row: bool = False) -> Any:
-    """The model, if its units can run on several devices at once, or `in_a_row`. Raises ConfigError, which says why
-    not."""
+    """The model, if its units can run on several devices at once, or in sequence with `in_a_row`. Raises ConfigError
+    with the reason otherwise."""
     runner, where = opened.runner, f"model {opened.found.model!r}"
     if runner.kernels:
-        raise ConfigError(f"{where}: runs on compiled kernels, whose units run in a row; expected one on onnxruntime")
+        raise ConfigError(f"{where}: runs on compiled kernels, in sequence only; expected a model on onnxruntime")
     if not in_a_row and not (isinstance(runner, Placeable) if on_gpu else _is_of_onnx(runner)):
-        others = "none of its kind beside a GPU" if on_gpu else "models of ONNX alone"
-        raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are {others}")
+        others = "torch models only beside a GPU" if on_gpu else "ONNX models only on cores"
+        raise ConfigError(f"{where}: is a {opened.found.path.suffix} file; placements support {others}")
     if runner.unit_count < 2:
         why = runner.uncut_reason or "it is one operator"
         raise ConfigError(f"{where}: has one unit ({why}), expected several")
@@ -139,12 +140,12 @@ def placeable(opened: OpenedModel, *, on_gpu: bool = False, in_a_row: bool = Fal
 
 
 def _is_of_onnx(model: Runner) -> bool:
-    """Whether onnxruntime runs a model, whose operators it can time."""
+    """Whether a model runs on onnxruntime, which can time its operators."""
     return isinstance(model, SegmentedModel | PlacedModel)
 
 
 class _Measuring:
-    """All steps for one model, of which each is kept as soon as it is done. `wanted` are the batches, by rows."""
+    """The steps of measuring one model; finished steps are kept. `wanted`: batches to measure, in rows."""
 
     def __init__(
         self,
@@ -165,11 +166,11 @@ class _Measuring:
         self._ways: tuple[Threads, Threads] = (1, share.cores)
 
     def one_row(self) -> ModelTasks:
-        """All there is to measure of one row."""
+        """All measurements of one row."""
         model, share = self._model, self._share
         inputs = self._inputs(1)
         with CoreTarget().at(share):
-            model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
+            model.run(0, model.unit_count, inputs)  # raises a clear error if the model cannot run
             weights, cuts = self._weights("", inputs)
             launches = self._step(
                 "launch", lambda: [_launch_ns(model, inputs, weights[0], each) for each in self._ways], "calls"
@@ -197,7 +198,7 @@ class _Measuring:
         )
 
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
-        """The times of a batch; what calls cost is as with one row."""
+        """The times of a batch; the overhead of calls is that of one row."""
         inputs = self._inputs(rows)
         with CoreTarget().at(self._share):
             weights, cuts = self._weights(f"-{rows}", inputs)
@@ -205,7 +206,7 @@ class _Measuring:
         return BatchTimes(*_times(weights, cuts, rounds, (one.core.launch_ns, one.whole.launch_ns)))
 
     def done(self) -> None:
-        """All is measured."""
+        """Report that all steps are done."""
         self._on_step(self._steps, self._steps, "")
 
     def _inputs(self, rows: int) -> Inputs:
@@ -217,7 +218,7 @@ class _Measuring:
         return self._journal.remember(f"{self._opened.digest}/tasks{self._share.size}/{name}", work)
 
     def _weights(self, of: str, inputs: Inputs) -> tuple[list[list[int]], Sequence[int]]:
-        """What the engine says of the units, by way, and where stretches end."""
+        """The engine's timings of the units, on one core and on all, and the ends of segments."""
         weights = [
             self._step(
                 f"weights{way}{of}",
@@ -226,21 +227,21 @@ class _Measuring:
             )
             for way, threads in enumerate(self._ways)
         ]
-        return weights, self._model.suggest_cuts(weights[0], max(1.0, sum(weights[0]) / _STRETCHES))
+        return weights, self._model.suggest_cuts(weights[0], max(1.0, sum(weights[0]) / _SEGMENTS))
 
     def _rounds(self, of: str, inputs: Inputs, cuts: Sequence[int]) -> dict[str, Any]:
         work = partial(_rounds, self._model, inputs, cuts, self._ways, self._effort)
-        found: dict[str, Any] = self._step(f"stretches{of}", work, f"{len(cuts) - 1} stretches")
+        found: dict[str, Any] = self._step(f"segments{of}", work, f"{len(cuts) - 1} segments")
         return found
 
 
 def _times(
     weights: Sequence[Sequence[int]], cuts: Sequence[int], rounds: Mapping[str, Any], launches: Sequence[int]
 ) -> tuple[DeviceTimes, DeviceTimes]:
-    """On one core and on all."""
+    """Device times on one core and on all cores."""
     core, whole = (
         DeviceTimes(
-            divided(weights[way], cuts, rounds["stretches"][way], launches[way]), launches[way], rounds["whole"][way]
+            divided(weights[way], cuts, rounds["segments"][way], launches[way]), launches[way], rounds["whole"][way]
         )
         for way in range(2)
     )
@@ -248,7 +249,7 @@ def _times(
 
 
 def _timed(model: Runner, inputs: Inputs, threads: Threads) -> list[int]:
-    """What units weigh against each other; other engines than onnxruntime tell that of one thread alone."""
+    """Weights of the units; engines other than onnxruntime time units on one thread only."""
     if not _is_of_onnx(model):
         return list(model.unit_ns(inputs))
     return list(unit_times(model.graph_path, model.dfg, inputs, threads, _TIMED_RUNS))
@@ -257,10 +258,10 @@ def _timed(model: Runner, inputs: Inputs, threads: Threads) -> list[int]:
 def _rounds(
     model: Runner, inputs: Inputs, cuts: Sequence[int], ways: Sequence[Threads], effort: Effort
 ) -> dict[str, Any]:
-    """Times in ns of each stretch and of the whole, by way, from runs in turns."""
-    whole, stretches = [(0, model.unit_count)], list(pairwise(cuts))
+    """Times in ns of each segment and of the whole, on one core and on all, from alternating runs."""
+    whole, segments = [(0, model.unit_count)], list(pairwise(cuts))
     for threads in ways:
-        model.prepare([*whole, *stretches], threads)
+        model.prepare([*whole, *segments], threads)
     samples: list[list[list[_Taken]]] = [[] for _ in ways]
     wholes: list[list[list[_Taken]]] = [[] for _ in ways]
     began = time.perf_counter()
@@ -269,14 +270,14 @@ def _rounds(
         time.perf_counter() - began < effort.budget_s and runs < effort.max_runs
     ):
         for way, threads in enumerate(ways):
-            samples[way].append(chain_times(model, inputs, stretches, threads))
+            samples[way].append(chain_times(model, inputs, segments, threads))
             wholes[way].append(chain_times(model, inputs, whole, threads))
         runs += 1
-    of_stretches, variation = _by_way(samples, effort.warm_up)
+    of_segments, variation = _by_way(samples, effort.warm_up)
     of_whole, _ = _by_way(wholes, effort.warm_up)
     on_core = np.array(wholes[0])
     return {
-        "stretches": of_stretches,
+        "segments": of_segments,
         "whole": [each[0] for each in of_whole],
         "variation": round(variation, 4),
         "disturbance": round(float(on_core[..., 0].sum() / max(1, on_core[..., 1].sum())), 4),
@@ -284,7 +285,9 @@ def _rounds(
 
 
 def _by_way(samples: Sequence[Sequence[Sequence[_Taken]]], warm_up: int) -> tuple[list[list[int]], float]:
-    """Times of each range by way, from (way, run, range, clock); and the variation of CPU time on one core."""
+    """Times of each range by way (one core, all cores), from samples (way, run, range, clock).
+
+    Also returns the coefficient of variation of CPU time on one core."""
     kept = np.array(samples, np.float64)[:, warm_up:]
     low, middle, high = np.percentile(kept, (25, 50, 75), axis=1)
     wall, cpu = low[..., 0], low[0, :, 1]
@@ -304,15 +307,15 @@ def chain_times(model: Any, inputs: Inputs, ranges: Sequence[tuple[int, int]], t
 
 
 def _launch_ns(model: Runner, inputs: Inputs, weights: Sequence[int], threads: Threads) -> int:
-    """What a call costs: light neighbours a and b as two calls and as one, T(a) + T(b) - T(ab); median of some."""
+    """Overhead of a call in ns: median of `T(a) + T(b) - T(ab)` over light neighbouring units a and b."""
     pairs = sorted(range(model.unit_count - 1), key=lambda unit: (weights[unit] + weights[unit + 1], unit))[:_PAIRS]
     found = []
     for unit in pairs:
         tensors = model.run(0, unit, inputs) if unit else inputs
-        apart, together = [(unit, unit + 1), (unit + 1, unit + 2)], [(unit, unit + 2)]
-        model.prepare([*apart, *together], threads)
+        separate, joint = [(unit, unit + 1), (unit + 1, unit + 2)], [(unit, unit + 2)]
+        model.prepare([*separate, *joint], threads)
         walls = [
-            [sum(wall for wall, _ in chain_times(model, tensors, ranges, threads)) for ranges in (apart, together)]
+            [sum(wall for wall, _ in chain_times(model, tensors, ranges, threads)) for ranges in (separate, joint)]
             for _ in range(_PAIR_RUNS)
         ]
         found.append(median(one - other for one, other in walls))
@@ -320,7 +323,7 @@ def _launch_ns(model: Runner, inputs: Inputs, weights: Sequence[int], threads: T
 
 
 def divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], launch_ns: int) -> tuple[int, ...]:
-    """What each stretch takes without its call, divided among its units as they weigh."""
+    """Time of each segment less one call, divided among its units by weight."""
     made: list[int] = []
     for (start, end), ns in zip(pairwise(cuts), taken, strict=True):
         computing, total = max(0, ns - launch_ns), sum(weights[start:end])
@@ -329,7 +332,7 @@ def divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], l
 
 
 def hand_over_ns(share: Share) -> int:
-    """From one lane's giving to another's beginning, which sleeps until then; median."""
+    """Median time in ns from submitting a task on one lane to its start on another, sleeping lane."""
     samples: list[int] = []
     with _lanes(share) as (giver, taker):
         for _ in range(_HAND_OVERS):
@@ -350,10 +353,7 @@ def hand_over_ns(share: Share) -> int:
 
 
 def join_ns_per_mib() -> int:
-    """What it takes to put two halves below each other, as the rows of parts are; median.
-
-    They are larger than most caches, as tensors of parts are that other lanes have just made.
-    """
+    """Median time in ns per MiB to concatenate the rows of two chunks, larger than most caches."""
     halves, samples = [np.ones(_JOINED_MIB << 17, np.float32) for _ in range(2)], []
     for _ in range(_JOINS):
         began = time.thread_time_ns()
@@ -373,7 +373,7 @@ def _lanes(share: Share) -> Iterator[tuple[Lane, Lane]]:
 
 
 def tensors_of_run(model: Runner, inputs: Inputs) -> list[UnitTensor]:
-    """What crosses units, with the sizes of a run."""
+    """Tensors between units, with their sizes in a run."""
     sizes: dict[str, int] = {}
     values: Any = inputs
     for unit in range(model.unit_count):
@@ -383,7 +383,7 @@ def tensors_of_run(model: Runner, inputs: Inputs) -> list[UnitTensor]:
 
 
 def _tensors(model: Runner, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
-    """What crosses units, at a shape; sizes that cannot be inferred are those of a run."""
+    """Tensors between units, at a shape; sizes that cannot be inferred are taken from a run."""
     if not _is_of_onnx(model):
         return tensors_of_run(model, inputs)
     dfg = model.dfg_at(shape)

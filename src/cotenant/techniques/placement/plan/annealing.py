@@ -1,10 +1,13 @@
-"""The inner loop of the search: random moves of a plan, each evaluated inside a window of its order alone.
+"""Inner loop of threshold annealing: random moves of a plan, each evaluated within a window of the order.
 
-As in `plan_loop` there are only integers and loops here, which run compiled or as they are; random numbers are made in
-the loop itself. Every plan that would be the best one, and what a window ends with, is evaluated as a whole.
+With the cost c of the current plan, heat `h` falling linearly from `heat[0]` to `heat[1]`, and `u` uniform in [0, 1):
 
-numba keeps machine code by the file that it is of: a change of `plan_loop` or `window` is met after a change here, too,
-or without `__pycache__`.
+1. Draw a move: another device for one task, for a few consecutive tasks, or for a block; another place in the order.
+2. Accept the new plan if its cost is at most `c + h * u` (threshold accepting instead of Metropolis' rule).
+3. Evaluate possible best plans, and the plan at the end of a window, as a whole; undo a window that is worse by `h`.
+
+The code has integers and loops only, so that it runs compiled or plain. It draws its own random numbers. Numba caches
+machine code by file. After a change of `plan_loop` or `window`, change this file too, or delete `__pycache__`.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from cotenant.techniques.placement.plan.plan_loop import (
 from cotenant.techniques.placement.plan.window import View, look, survey
 
 WINDOW = 96
-"""Places of the order that a window has."""
+"""Positions of the order in a window."""
 _MOVES = 4
-"""Moves for each place of a window before the next window is taken."""
+"""Moves for each position of a window."""
 _BLOCKS = 2
-"""Flips of whole blocks that are tried between two windows."""
+"""Moves of whole blocks between two windows."""
 _MODULUS = 2147483647
 _FACTOR = 48271
-"""Random numbers: the minimal standard of Park and Miller, whose products stay below 2**47."""
+"""Random numbers: minimal standard generator of Park and Miller; products stay below 2**47."""
 
 
 def random_below(seed: Ints, limit: int) -> int:
@@ -39,7 +42,7 @@ def random_below(seed: Ints, limit: int) -> int:
 
 
 def shift(order: Ints, position: Ints, i: int, to: int) -> None:
-    """Move a task to a place in the order; those between move up or down by one."""
+    """Move a task to a position in the order; tasks in between move by one."""
     at = position[i]
     while at < to:
         order[at] = order[at + 1]
@@ -54,8 +57,7 @@ def shift(order: Ints, position: Ints, i: int, to: int) -> None:
 
 
 def random_place(g: FlatGraph, position: Ints, i: int, low: int, high: int, seed: Ints) -> int:
-    """A place from `low` to `high` that a task may have while all others keep theirs: behind what it reads, before
-    its readers."""
+    """A random position in [low, high] for a task, behind its predecessors and before its successors."""
     for k in range(g.pred_start[i], g.pred_start[i + 1]):
         if position[g.preds[k]] >= low:
             low = position[g.preds[k]] + 1
@@ -66,7 +68,7 @@ def random_place(g: FlatGraph, position: Ints, i: int, low: int, high: int, seed
 
 
 def flip(g: FlatGraph, place: Ints, i: int, d: int, changed: Ints, count: int, used: Ints) -> int:
-    """Put a task on a device if it can run there, noting it and where it was; gives how many are noted now."""
+    """Move a task to a device if it can run there, and log the change; returns the number of logged changes."""
     devices = g.sizes[1]
     if place[i] == d or g.service[i * devices + d] < 0:
         return count
@@ -79,7 +81,7 @@ def flip(g: FlatGraph, place: Ints, i: int, d: int, changed: Ints, count: int, u
 
 
 def unflip(g: FlatGraph, place: Ints, changed: Ints, count: int, used: Ints) -> None:
-    """Put those that were noted back, the last one first."""
+    """Undo the logged changes, the last one first."""
     devices = g.sizes[1]
     for k in range(count - 1, -1, -1):
         i = changed[2 * k]
@@ -89,7 +91,7 @@ def unflip(g: FlatGraph, place: Ints, changed: Ints, count: int, used: Ints) -> 
 
 
 def keep_best(g: FlatGraph, plan: FlatTaskPlan, best: FlatTaskPlan) -> None:
-    """Copy the order and the devices of the plan at hand to the best one."""
+    """Copy the current plan to the best one."""
     for i in range(g.sizes[0]):
         best.order[i] = plan.order[i]
         best.place[i] = plan.place[i]
@@ -107,10 +109,9 @@ def flip_block(
     seed: Ints,
     threshold: int,
 ) -> int:
-    """Try another device for all of a random block that can run there; gives the new cost, or -1 where nothing came of
-    it.
+    """Try another device for a random block; returns the new cost, or -1 if the move was rejected.
 
-    `blocks`: their number, where each begins, and their tasks.
+    `blocks`: number of blocks, start of each, and their tasks.
     """
     b = random_below(seed, blocks[0])
     d = random_below(seed, g.sizes[1])
@@ -139,11 +140,10 @@ def anneal(
     steps: int,
     costs: Ints,
 ) -> int:
-    """Walk over plans from `plan` on, which can run, by random moves; worse ones are taken within some of the heat.
+    """Anneal from the feasible `plan`, as the module describes; returns the number of evaluated plans.
 
-    Moves: another device for one task, for some that follow each other in the order, or for a block; another place in
-    the order; both. `heat`: the cost allowed at the first step and at the last, falling evenly between. `costs`: that
-    of the plan at hand and of the best one, which are kept up to date. Gives the number of plans evaluated.
+    `heat`: allowed increase of the cost at the first and at the last step. `costs`: of the current and the best plan,
+    updated in place.
     """
     order, place, position = plan
     n, devices = g.sizes[0], g.sizes[1]

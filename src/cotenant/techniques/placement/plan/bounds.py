@@ -1,16 +1,13 @@
-"""Bounds below every plan's makespan: how much each device would have to do at least, and in what must follow what.
+"""Lower bounds of the makespan of all plans.
 
-- *Heads and tails*: least time before a task starts and after it ends, by device, copies included.
-- *Load*: no lane can end before its share of the work is done, however tasks are divided, even into fractions. That
-  is a linear program; by duality every weighting of the lanes gives a bound: the sum over the tasks of what their
-  cheapest device costs.
-- *Carlier's*: what starts after a head and leaves a tail behind it takes the head, its load, and the tail.
-- *Hubs*, tasks that are before or behind many others: what must be done before one, it, and what must be done behind
-  it, each at least its load, add up; so do those between several hubs.
-- *Articulation tasks*, which are before or behind every other task, cut the time: the bounds of the pieces add up.
-
-Sources: Carlier (1982) for one machine; the fractional load is the relaxation of unrelated machines (Lenstra, Shmoys
-and Tardos 1990).
+- *Critical path*: `max_i head_i + service_i + tail_i`, with the least times before and after each task by device,
+  copies included.
+- *Load*: the fractional relaxation of unrelated machines (Lenstra, Shmoys and Tardos 1990). By duality, every lane
+  weighting `w >= 0, sum w = 1` gives the bound `sum_i min_d service_id * sum(w of the lanes of d)`.
+- *Carlier* (1982): `min head + load + min tail` over a set of tasks.
+- *Hubs*, tasks with many predecessors or successors: the load before a hub, the hub, and the load behind it add up.
+  The loads between several hubs do, too.
+- *Articulation tasks*, which precede or follow every other task: the bounds of the segments between them add up.
 """
 
 from __future__ import annotations
@@ -29,18 +26,16 @@ _ROUNDS = 100
 _FORBIDDEN = float("inf")
 _MOST = float(IMPOSSIBLE)
 _HUBS = 40
-"""Hubs that are looked at, and their pairs: what is before or behind the most tasks in each of so many spans of time,
-and half as many of the most such tasks in all."""
+"""Most hubs: the most related task of each of so many time spans, and half as many of the most related tasks in all."""
 _HEADS = 12
-"""Heads, and tails, that Carlier's bound is tried for, evenly among those of the tasks."""
+"""Heads, and tails, for which Carlier's bound is evaluated, evenly among those of the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementBound:
-    """No plan is shorter. `path_ns`: heads and tails; `load_ns`: of all tasks at once; `makespan_ns`: the best of all.
+    """Lower bounds of the makespan: `path_ns` of the critical path, `load_ns` of all tasks, `makespan_ns` the best.
 
-    `articulation` are the tasks that every other one is before or behind; `heads_ns` and `tails_ns` the least times
-    before each task starts and after it ends.
+    `articulation`: the articulation tasks; `heads_ns`, `tails_ns`: least times before and after each task.
     """
 
     makespan_ns: int
@@ -51,36 +46,36 @@ class PlacementBound:
     tails_ns: tuple[int, ...]
 
     def gap_pct(self, makespan_ns: int) -> float:
-        """How far a plan may be from the best one at most."""
+        """Largest possible excess of a plan over the optimum, in percent of the bound."""
         return 100.0 * (makespan_ns / self.makespan_ns - 1) if self.makespan_ns else 0.0
 
 
 @lru_cache(maxsize=4)
 def bound_of(problem: PlacementProblem) -> PlacementBound:
-    """The best of the bounds above. Time grows with the tasks; 2,000 take some 0.2 s."""
+    """The bounds of a problem."""
     heads, tails = _heads(problem), _tails(problem)
     service = _service(problem)
     whole = list(range(problem.size))
     path = _path(heads, tails, service)
     load = load_bound_ns(problem, whole)
     cuts = articulation_tasks(problem)
-    pieces = 0
-    for piece in _pieces(problem, cuts):
-        if len(piece) == 1:
-            pieces += int(service[piece[0]].min())
-        elif piece:
-            pieces += _piece_ns(problem, piece, service)
+    segments = 0
+    for segment in _segments(problem, cuts):
+        if len(segment) == 1:
+            segments += int(service[segment[0]].min())
+        elif segment:
+            segments += _segment_ns(problem, segment, service)
     carlier = _carlier(problem, whole, heads.min(axis=1), tails.min(axis=1))
-    best = max(path, load, pieces, carlier, _hubs(problem, heads, tails))
+    best = max(path, load, segments, carlier, _hubs(problem, heads, tails))
     least = [tuple(int(min(each, _MOST)) for each in ways.min(axis=1).tolist()) for ways in (heads, tails)]
     return PlacementBound(best, path, load, tuple(cuts), *least)
 
 
 def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:
-    """Least time in which lanes can do these tasks, each divided over its devices as one likes.
+    """Load bound in ns: least time of the lanes for these tasks, if each may be divided over its devices.
 
-    With copies, hand-overs, the order and memory left out. Exact for a device and equal lanes beside it; else the best
-    of some weightings of the lanes, each of which is a bound.
+    Copies, hand-overs, order and memory are left out. Exact for one device beside equal lanes, else the best of some
+    weightings by subgradient steps.
     """
     service = _service(problem)[list(tasks)]
     if not len(service):
@@ -90,7 +85,7 @@ def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:
         lanes[device, list(held)] = 1.0
     if len(problem.device_names) == len(problem.lane_names) >= 2 and bool((lanes.sum(axis=1) == 1.0).all()):
         others = service[:, 1:]
-        if bool((others == others[:, :1]).all()):  # equal lanes are one of so many times their speed
+        if bool((others == others[:, :1]).all()):  # n equal lanes are one lane of n times the speed
             pair = np.stack((service[:, 0], others[:, 0] / others.shape[1]), axis=1)
             return int(_two_lanes(pair) * (1 - 1e-12))
     weights = np.full(len(problem.lane_names), 1.0 / len(problem.lane_names))
@@ -111,7 +106,7 @@ def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:
 
 
 def _two_lanes(service: NDArray[np.float64]) -> float:
-    """The most that the sum of min(w a, (1 - w) b) comes to, over the weights w of the first of two lanes."""
+    """Maximum of `sum min(w * a, (1 - w) * b)` over the weight w of the first of two lanes."""
     first, second = service[:, 0], service[:, 1]
     # A task costs the first lane up to its own weight b / (a + b), from there on the second.
     turns = np.where(np.isfinite(second), np.where(np.isfinite(first), 0.0, -1.0), 2.0)
@@ -131,12 +126,12 @@ def _two_lanes(service: NDArray[np.float64]) -> float:
 
 def _hubs(problem: PlacementProblem, heads: NDArray[np.float64], tails: NDArray[np.float64]) -> int:
     size = problem.size
-    before = np.zeros((size, size), dtype=np.bool_)  # by task, who is before it
+    before = np.zeros((size, size), dtype=np.bool_)  # predecessors of each task
     for i in range(size):
         for j in problem.preds[i]:
             before[i] |= before[j]
             before[i, j] = True
-    # Not only the most related: those of a long chain would be all hubs.
+    # Not only the most related tasks, which may all belong to one long chain.
     related = before.sum(axis=0) + before.sum(axis=1)
     first = np.minimum(heads.min(axis=1), _MOST)
     spans = np.minimum(first * _HUBS // max(first.max(), 1.0), _HUBS - 1)
@@ -159,7 +154,7 @@ def _hubs(problem: PlacementProblem, heads: NDArray[np.float64], tails: NDArray[
 
 
 def related_tasks(problem: PlacementProblem) -> tuple[list[int], list[int]]:
-    """By task, those that have to end before it begins, and those that begin after it has ended, as bits."""
+    """Predecessors and successors of each task (transitive), as bits."""
     size = problem.size
     before, behind = [0] * size, [0] * size
     for i in range(size):
@@ -172,30 +167,30 @@ def related_tasks(problem: PlacementProblem) -> tuple[list[int], list[int]]:
 
 
 def articulation_tasks(problem: PlacementProblem) -> list[int]:
-    """Tasks that are before or behind every other one, in order."""
+    """Tasks that precede or follow every other one, in order."""
     related = zip(*related_tasks(problem), strict=True)
     return [i for i, (a, b) in enumerate(related) if a.bit_count() + b.bit_count() == problem.size - 1]
 
 
-def _pieces(problem: PlacementProblem, cuts: Sequence[int]) -> list[list[int]]:
-    """Articulation tasks alone, and what lies between two of them. In any topological order both are ranges."""
-    pieces: list[list[int]] = []
+def _segments(problem: PlacementProblem, cuts: Sequence[int]) -> list[list[int]]:
+    """Segments: single articulation tasks, and the tasks between two of them. All are ranges of the order."""
+    segments: list[list[int]] = []
     at = 0
     for cut in cuts:
-        pieces += [list(range(at, cut)), [cut]]
+        segments += [list(range(at, cut)), [cut]]
         at = cut + 1
-    pieces.append(list(range(at, problem.size)))
-    return pieces
+    segments.append(list(range(at, problem.size)))
+    return segments
 
 
-def _piece_ns(problem: PlacementProblem, piece: list[int], service: NDArray[np.float64]) -> int:
-    inside = set(piece)
+def _segment_ns(problem: PlacementProblem, segment: list[int], service: NDArray[np.float64]) -> int:
+    inside = set(segment)
     heads = np.zeros((problem.size, service.shape[1]))
     tails = np.zeros_like(heads)
-    _walk(problem, piece, service, heads, inside, forward=True)
-    _walk(problem, piece[::-1], service, tails, inside, forward=False)
-    path = _path(heads[piece], tails[piece], service[piece])
-    return max(path, _carlier(problem, piece, heads.min(axis=1), tails.min(axis=1)))
+    _walk(problem, segment, service, heads, inside, forward=True)
+    _walk(problem, segment[::-1], service, tails, inside, forward=False)
+    path = _path(heads[segment], tails[segment], service[segment])
+    return max(path, _carlier(problem, segment, heads.min(axis=1), tails.min(axis=1)))
 
 
 def _carlier(
@@ -209,7 +204,7 @@ def _carlier(
             chosen = late[tails[late] >= tail]
             if len(chosen) > 1:
                 floor = int(head) + int(tail)
-                # What the load of these cannot exceed is known at once: each on its quickest device, one lane.
+                # Upper bound of their load: each on its fastest device, on one lane.
                 most = float(_service(problem)[chosen].min(axis=1).sum())
                 if floor + most > best:
                     best = max(best, floor + load_bound_ns(problem, chosen.tolist()))
@@ -239,7 +234,7 @@ def _tails(problem: PlacementProblem) -> NDArray[np.float64]:
 
 
 def _service(problem: PlacementProblem) -> NDArray[np.float64]:
-    """Times by task and device, infinite where it cannot run."""
+    """Service times by task and device, infinite where a task cannot run."""
     return problem.service_array
 
 
@@ -251,7 +246,7 @@ def _walk(
     inside: set[int] | None,
     forward: bool,
 ) -> None:
-    """Heads (or tails) of tasks on each device: the longest way there, every neighbour on what suits it best."""
+    """Heads (or tails) of tasks on each device: longest paths, with every neighbour on its best device."""
     ways = _copies(problem)
     edges: list[list[tuple[int, int]]] = [[] for _ in range(problem.size)]
     for reader, tensors in enumerate(problem.inputs):
@@ -269,7 +264,7 @@ def _walk(
 
 
 def _copies(problem: PlacementProblem) -> list[NDArray[np.float64]]:
-    """By tensor, what it costs between the devices of producer and reader: copies and no link; a hand-over."""
+    """Cost of each tensor between devices of producer and reader: copy and hand-over, infinite without a link."""
     found = []
     spaces = problem.space
     hand = problem.graph.hand_over_ns

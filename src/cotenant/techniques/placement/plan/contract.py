@@ -1,8 +1,8 @@
-"""Branches of a task graph contracted to one task each: fewer decisions, fewer crossings, plans that noise spoils less.
+"""Contraction of a task graph: branches become single tasks, for fewer decisions and plans robust against noise.
 
-Tasks of many neighbours (*hubs*: where a graph forks or joins) and edges between tasks that different devices can run
-cut the graph; what hangs together between such cuts, at the same number of cuts from the start, is a block. Edges
-between blocks always lead to more cuts, so the contracted graph has no circle.
+The graph is cut at *hubs* (tasks with many neighbours: forks and joins), and at edges between tasks with different
+possible devices. A block is a connected part at the same number of cuts from the start. Edges between blocks lead to
+larger numbers of cuts, so the contracted graph is acyclic.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from cotenant.techniques.placement.task_profile import UnitTensor
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """`graph` has a task for every block; `blocks` are their tasks' numbers in the whole graph, in its order."""
+    """A contracted graph with a task for every block. `blocks`: numbers of their tasks in the whole graph."""
 
     graph: TaskGraph
     blocks: tuple[tuple[int, ...], ...]
 
     def expand(self, plan: TaskPlan) -> TaskPlan:
-        """The plan of the whole graph in which every block stays together."""
+        """The plan of the whole graph that keeps every block together."""
         place = {i: plan.place[number] for number, block in enumerate(self.blocks) for i in block}
         order = tuple(i for number in plan.order for i in self.blocks[number])
         return TaskPlan(tuple(place[i] for i in range(len(place))), order)
 
     def shrink(self, plan: TaskPlan, problem: PlacementProblem) -> TaskPlan:
-        """The plan of the blocks that is nearest: each where most of its time is, as early as its first task can be.
+        """The nearest plan of the blocks: each on the device of most of its tasks, ordered by mean position.
 
-        `problem` is that of the contracted graph.
+        `problem`: the problem of the contracted graph.
         """
         place = []
         for number, block in enumerate(self.blocks):
@@ -57,7 +57,7 @@ class Contraction:
 
 
 def blocks_of(problem: PlacementProblem, fan: int) -> list[list[int]]:
-    """The blocks when tasks with `fan` or more neighbours before or behind them are hubs, in a topological order."""
+    """Blocks in a topological order, where tasks with `fan` or more predecessors or successors are hubs."""
     kinds = [tuple(problem.devices_of(i)) for i in range(problem.size)]
     is_hub = [
         len(before) >= fan or len(behind) >= fan for before, behind in zip(problem.preds, problem.succs, strict=True)
@@ -86,9 +86,9 @@ def blocks_of(problem: PlacementProblem, fan: int) -> list[list[int]]:
 
 
 def contract(problem: PlacementProblem, fan: int) -> Contraction:
-    """The graph with its blocks contracted: times and memory add up, tensors inside a block are gone.
+    """The graph with contracted blocks: times and memory are sums, tensors inside a block are removed.
 
-    A block's tensors are there when all of it is done.
+    Tensors of a block are available when the whole block has ended.
     """
     graph = problem.graph
     blocks = blocks_of(problem, fan)
@@ -124,7 +124,7 @@ def contract(problem: PlacementProblem, fan: int) -> Contraction:
 
 
 def levels_of(problem: PlacementProblem, fans: Sequence[int]) -> list[Contraction]:
-    """Contractions from coarse to fine, each with at least a quarter more blocks than the one before it."""
+    """Contractions from coarse to fine, each with at least 25 % more blocks than the previous one."""
     found: list[Contraction] = []
     for fan in fans:
         made = contract(problem, fan)

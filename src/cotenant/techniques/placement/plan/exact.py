@@ -1,12 +1,13 @@
-"""Exact placement: CP-SAT with an optional interval for every task and device. Needs OR-Tools (the extra `solver`).
+"""Exact placement by CP-SAT (OR-Tools, the extra `solver`): SIR+ (SYSTOR 2022), section 5, as interval scheduling.
 
-From a plan that is good already CP-SAT walks up from the bound: that a plan of some makespan is not there it often
-proves in a second where a search for better plans proves nothing in ten. What lanes have to do between two hubs, tasks
-that are before or behind many others, is told to it for every pair of these.
+- Each task has an optional interval on each of its devices, exactly one of which is present.
+- Intervals on a lane do not overlap; a moldable device takes several lanes. Memory limits hold by space.
+- Copies are made once per tensor and space, in every transfer mode.
+- Redundant constraints: heads and tails, and the load of every lane before, behind and between hubs.
 
-CP-SAT knows copies once per tensor and space (in every mode of transfer), lanes of moldable devices and memory limits.
-It leaves hand-overs out, and where a copy takes a lane it may stand anywhere on it: so its bound holds for the
-evaluator too, and without hand-overs its optimum is the evaluator's under DELAY.
+With a good plan as hint, the solver raises the lower bound of the makespan, which proves optimality sooner than a
+search for better plans. Hand-overs are left out, and a copy may stand anywhere on its lane. So the bound is valid for
+the evaluator, and without hand-overs the optimum is the same under DELAY.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from cotenant.errors import PlanError
 from cotenant.techniques.placement.plan.bounds import bound_of, related_tasks
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
-from cotenant.techniques.placement.plan.strategies import sequential_ns
+from cotenant.techniques.placement.plan.strategies import PlacementStrategy, sequential_ns
 
 _HUBS = 12
 _FEW = 80
-"""Up to so many tasks the solver is quicker without a linear relaxation."""
+"""Most tasks for which the solver is faster without a linear relaxation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a solver found: a plan, a bound below the makespan of all plans, and whether the plan was proved optimal."""
+    """Result of a solver: a plan, a lower bound of the makespan, and whether the plan is proved optimal."""
 
     plan: TaskPlan
     bound_ns: int
@@ -35,25 +38,22 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalSearch:
-    """CP-SAT. `seconds` is all that it may take; `workers` are its threads.
-
-    Deterministic where it ends by itself with one worker.
-    """
+class IntervalSearch(PlacementStrategy):
+    """CP-SAT. `seconds`: time limit; `workers`: threads. Deterministic if it ends before the limit with one worker."""
 
     seconds: float = 30.0
     workers: int = 1
     seed: int = 1
     name: str = "cp_sat"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy. Raises as `solve`."""
         return self.solve(problem).plan
 
     def solve(self, problem: PlacementProblem, hint: TaskPlan | None = None) -> Solved:
-        """Solve, or improve and bound the plan that is given, which comes back where no better one is found.
+        """Solve, starting from the plan `hint`, which is returned if no better one is found.
 
-        Raises PlanError where no plan was found, or none is there.
+        Raises PlanError if no plan was found or exists.
         """
         cp_model = ortools("sat.python.cp_model")
         model = cp_model.CpModel()
@@ -66,15 +66,15 @@ class IntervalSearch:
             model.add_exactly_one(on.values())
             model.add(end == begin + sum(times[d] * use for d, use in on.items()))
             for d, use in on.items():
-                piece = model.new_optional_interval_var(begin, times[d], end, use, "")
+                interval = model.new_optional_interval_var(begin, times[d], end, use, "")
                 for lane in problem.lanes[d]:
-                    lanes[lane].append(piece)
+                    lanes[lane].append(interval)
             begins.append(begin)
             ends.append(end)
             chosen.append(on)
         self._copies(problem, model, begins, ends, chosen, lanes, horizon)
-        for pieces in lanes:
-            model.add_no_overlap(pieces)
+        for intervals in lanes:
+            model.add_no_overlap(intervals)
         for space, limit in enumerate(problem.limits):
             if limit >= 0:
                 held = [
@@ -176,7 +176,7 @@ def _loads(
     chosen: Sequence[Mapping[int, Any]],
     makespan: Any,
 ) -> None:
-    """What every lane does before a hub, behind it and between two, as a lower bound of the time that this takes."""
+    """Add the load of every lane before a hub, behind it, and between two hubs as lower bounds of these times."""
     before, behind = related_tasks(problem)
     related = [one.bit_count() + other.bit_count() for one, other in zip(before, behind, strict=True)]
     hubs = sorted(sorted(range(problem.size), key=lambda i: -related[i])[:_HUBS])
@@ -199,7 +199,7 @@ def _loads(
 
 
 def horizon_of(problem: PlacementProblem) -> int:
-    """An upper bound of the makespan in ns: all tasks and copies, one after another, each at its slowest."""
+    """Upper bound of the makespan in ns: the slowest times of all tasks and copies, one after another."""
     slowest = sum(max(times) for times in problem.service)
     place = [max(problem.devices_of(i), key=times.__getitem__) for i, times in enumerate(problem.service)]
     spaces = range(len(problem.space_names))

@@ -1,4 +1,4 @@
-"""Task graphs as flat numbers, and the plans of such a graph evaluated: the one evaluator of all strategies."""
+"""Placement problems: a task graph as flat arrays, with the one evaluator of plans for all strategies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cotenant.techniques.placement.plan.task_graph import TaskGraph, TransferMod
 from cotenant.techniques.placement.plan.window import View
 
 LOOPS = (plan_loop, window, annealing)
-"""The inner loops of placement, in an order in which `best_loops` compiles them."""
+"""The inner loops of placement, in the order of compilation by `best_loops`."""
 PLAIN = plain_loops(*LOOPS)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """A placement and its order, by numbers: `place[i]` is task i's device; `order` lists all tasks, topologically.
+    """A placement: `place[i]` is the device of task i; `order` lists all tasks in a topological order.
 
     Every device runs its tasks in that order, one at a time.
     """
@@ -34,10 +34,10 @@ class TaskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a plan comes to, in ns and bytes: start and end by task, busy time by resource, task memory by space.
+    """Evaluated plan, in ns and bytes: start and end by task, busy time by resource, task memory by space.
 
-    Resources are the lanes in the order in which devices name them, then the copy engines. Waits for lanes and
-    hand-overs are inside: a task's `start` is when its lanes are taken.
+    Resources are the lanes, in the order of the devices, then the copy engines. A task starts when it occupies its
+    lanes, hand-over included.
     """
 
     makespan_ns: int
@@ -49,7 +49,7 @@ class Timeline:
 
     @property
     def period_ns(self) -> int:
-        """Time of the busiest resource: no stream of such queries can be faster than one in this time."""
+        """Busy time of the busiest resource: the least period of a stream of queries."""
         return max(self.busy_ns)
 
     @property
@@ -59,9 +59,9 @@ class Timeline:
 
 
 class PlacementProblem:
-    """A task graph made ready for evaluation. `loops` are LOOPS, compiled or plain (default: the best that there is).
+    """A task graph prepared for evaluation. `loops`: LOOPS, compiled or plain (by default compiled if possible).
 
-    Pure for the outside; it holds scratch memory, so that one problem serves one thread at a time.
+    Pure from outside, but with scratch memory: use a problem in one thread at a time.
     """
 
     def __init__(self, graph: TaskGraph, loops: InnerLoops | None = None) -> None:
@@ -108,26 +108,25 @@ class PlacementProblem:
         return -1 if link is None else link.transfer_ns(self.graph.tensors[tensor].size_bytes)
 
     def engine_of(self, source: int, target: int) -> int:
-        """The resource that copies between two spaces take, -1 for none."""
+        """The resource of copies between two spaces, -1 for none."""
         return self._engines()[0][source * len(self.space_names) + target]
 
     @cached_property
     def service_array(self) -> NDArray[np.float64]:
-        """Service times by task and device, infinite where it cannot run."""
+        """Service times by task and device, infinite where a task cannot run."""
         times = np.array(self.service, dtype=np.float64)
         times[times < 0] = np.inf
         return times
 
     @cached_property
     def resources(self) -> tuple[str, ...]:
-        """Names of what can be busy: the lanes, and the copy engines where links have some."""
+        """Names of the resources: lanes, then copy engines."""
         return (*self.lane_names, *self._engines()[1])
 
     def evaluate(self, plan: TaskPlan) -> Timeline | None:
-        """What the plan comes to; None where it copies between spaces without a link.
+        """The timeline of a plan; None if it copies between spaces without a link.
 
-        Raises InvalidValueError for a plan that is none of this graph: a device that cannot run a task, an order that
-        is not topological.
+        Raises InvalidValueError for a device that cannot run its task, and an order that is not topological.
         """
         self._check(plan)
         ints = self.loops.ints
@@ -145,7 +144,7 @@ class PlacementProblem:
         )
 
     def dispatch(self, place: Sequence[int], priority: Sequence[int] | None = None) -> TaskPlan:
-        """The placement in the order that queues give it: of arrival, or by priority (the highest first)."""
+        """The placement in the order of device queues: by arrival, or by priority (the highest first)."""
         ints = self.loops.ints
         order = ints([0] * self.size)
         self.loops[plan_loop].dispatch(
@@ -175,7 +174,7 @@ class PlacementProblem:
                     raise InvalidValueError(where, "order", names, "readers behind what they read")
 
     def _engines(self) -> tuple[list[int], list[str]]:
-        """The resource of copies by pair of spaces, -1 for none; names of the engines."""
+        """Resource of copies by pair of spaces, -1 for none; and names of the engines."""
         engines: list[int] = []
         names: list[str] = []
         for row in self._links:
@@ -232,7 +231,7 @@ class PlacementProblem:
 
 
 def scratch_of(g: FlatGraph, loops: InnerLoops) -> PlanScratch:
-    """Room for evaluations of a graph."""
+    """Scratch memory for evaluations of a graph."""
     n, spaces, resources = (int(g.sizes[at]) for at in (0, 2, 4))
     copies = len(g.producer) * spaces
     sizes = (n, n, resources, resources, spaces, copies, copies, copies, max(copies, n * spaces))
@@ -240,7 +239,7 @@ def scratch_of(g: FlatGraph, loops: InnerLoops) -> PlanScratch:
 
 
 def _starts(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Rows of numbers as one sequence, and where each begins in it (one more than there are rows)."""
+    """Start of each row (and the end), and all rows as one sequence."""
     starts: Ints = [0]
     flat: Ints = []
     for row in rows:

@@ -1,6 +1,9 @@
-"""HEFT: tasks by their upward rank, each on the device where it ends first, in gaps between others where it fits.
+"""HEFT list scheduling (Topcuoglu, Hariri and Wu, 2002).
 
-Source: Topcuoglu, Hariri and Wu (2002), with lanes for moldable devices. It knows no copy engines and no memory limits.
+1. Upward ranks: `rank(i) = mean_d service_id + max over successors j of (mean copy_ij + rank(j))`.
+2. In descending order of rank, place each task on the device of its earliest finish time, in idle gaps where it fits.
+
+Extended by lanes of moldable devices and hand-overs. It ignores copy engines and memory limits.
 """
 
 from __future__ import annotations
@@ -9,20 +12,23 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from functools import lru_cache
 
+from typing_extensions import override
+
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.strategies import PlacementStrategy
 
 Taken = list[tuple[int, int]]
-"""When a lane is busy, by time."""
+"""Busy intervals of a lane, by time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heft:
-    """See above."""
+class Heft(PlacementStrategy):
+    """Heterogeneous Earliest Finish Time."""
 
     name: str = "heft"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy."""
         ranks = upward_ranks(problem)
         taken: list[Taken] = [[] for _ in problem.lane_names]
         place = [-1] * problem.size
@@ -38,19 +44,19 @@ class Heft:
                 begin = _gap([taken[lane] for lane in problem.lanes[d]], ready, spent)
                 if best is None or begin + spent < best[0]:
                     best = (begin + spent, begin, d)
-            if best is None:  # no link from where its inputs are: the plan cannot run, and its evaluation says so
+            if best is None:  # no link from its inputs: the plan is infeasible, which its evaluation reports
                 ready = max(end[j] for j in problem.preds[i])
                 best = (ready, ready, problem.devices_of(i)[0])
             end[i], start[i], place[i] = best
             for lane in problem.lanes[place[i]]:
                 insort(taken[lane], (start[i], end[i]))
-        # Of tasks that take no time and start at once, what is read must stand first: as in the graph.
+        # Tasks of no duration that start at the same time keep the graph's topological order.
         return TaskPlan(tuple(place), tuple(sorted(range(problem.size), key=lambda i: (start[i], end[i], i))))
 
 
 @lru_cache(maxsize=4)
 def upward_ranks(problem: PlacementProblem) -> tuple[int, ...]:
-    """Mean time from the start of each task to the end of all, in ns: means over devices, and over pairs for copies."""
+    """Upward rank of each task in ns: means over devices, and over pairs of spaces for copies."""
     spaces = range(len(problem.space_names))
     pairs = [(a, b) for a in spaces for b in spaces if a != b]
     mean_copy = []
@@ -61,7 +67,7 @@ def upward_ranks(problem: PlacementProblem) -> tuple[int, ...]:
     behind = [0] * problem.size
     for i in reversed(range(problem.size)):
         times = [time for time in problem.service[i] if time >= 0]
-        ranks[i] = behind[i] + sum(times) // len(times) + 1  # so that it falls along every edge
+        ranks[i] = behind[i] + sum(times) // len(times) + 1  # strictly falling along every edge
         for tensor in problem.inputs[i]:
             j = problem.producer[tensor]
             behind[j] = max(behind[j], ranks[i] + mean_copy[tensor])
@@ -80,7 +86,7 @@ def _ready(problem: PlacementProblem, i: int, device: int, place: list[int], end
 
 
 def _gap(lanes: list[Taken], ready: int, spent: int) -> int:
-    """The first time from `ready` on at which all of these lanes are free for long enough."""
+    """The first time from `ready` on at which all these lanes are free for `spent` ns."""
     begin = ready
     while True:
         found = begin

@@ -1,4 +1,4 @@
-"""Whether a placement of a file still holds on what was measured of its model."""
+"""Check of a placement from a file against the measured tasks of its model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cotenant.techniques.placement.unit_placement import UnitPlacement
 
 
 def placement_faults(placement: UnitPlacement, measured: Mapping[int, ModelTasks]) -> list[str]:
-    """What speaks against a placement, in words; `measured` are the tasks of its model by size of share.
+    """Faults of a placement, as sentences; `measured`: tasks of its model by size of share.
 
-    Empty where it is of the graph that was measured, can run, and is believed quicker than one unit after the other.
+    Empty if its graph is the measured one, it can run, and it is predicted to be faster than the sequential run.
     """
     where = f"placement of {placement.model!r} on {placement.where}"
     tasks = measured.get(placement.size)
@@ -26,9 +26,9 @@ def placement_faults(placement: UnitPlacement, measured: Mapping[int, ModelTasks
             f"{where}: the model's tasks were not measured there; run 'cotenant place REPOSITORY {placement.model}'"
         ]
     if placement.graph != tasks.graph:
-        return [f"{where}: is of the graph {placement.graph}, and {tasks.graph} was measured"]
+        return [f"{where}: was made for graph {placement.graph}, the measured one is {tasks.graph}"]
     if (placement.cores, placement.sms) != (tasks.cores, tasks.sms):
-        return [f"{where}: was made for it, and {tasks.where} were measured"]
+        return [f"{where}: the measured share has {tasks.where}"]
     problem = PlacementProblem(graph_of(tasks), PLAIN)
     try:
         plan = plan_of(placement, problem)
@@ -40,5 +40,5 @@ def placement_faults(placement: UnitPlacement, measured: Mapping[int, ModelTasks
     sequential_ns = makespan_ns(problem, Sequential().place(problem))
     if line.makespan_ns >= sequential_ns:
         taken, before = line.makespan_ns / 1e6, sequential_ns / 1e6
-        found.append(f"takes {taken:.3g} ms by what was measured, one unit after the other {before:.3g} ms")
+        found.append(f"is predicted to take {taken:.3g} ms, the sequential run {before:.3g} ms")
     return [f"{where}: {each}" for each in found]

@@ -1,10 +1,12 @@
-"""Our placement: an anytime search over placement and order, from branches to tasks, started from the best of all
-others.
+"""Placement strategy `ours`: anytime search over placement and order, by multilevel annealing.
 
-At every level (branches contracted, then less and less, at last every task) the plan at hand is annealed: devices of
-tasks and blocks are flipped, tasks are moved in the order, restarts heat the plan up again. Small graphs are then given
-to the exact solver, from the plan that was found, where it is installed. The result is never worse on the problem's own
-figures than any plan that the search was started from: those of the sequential execution and of Comm+SD are among them.
+1. Start from the best plan of all fast strategies (`usual_plans`), in their order and in that of upward ranks.
+2. From coarse to fine contractions (`contract`), anneal the plan (`annealing`), with restarts of falling heat, and
+   expand it. At last anneal all tasks, from the start plan and from the best plan.
+3. Improve small graphs by the exact solver (`exact`), if it is installed.
+4. With noise, return the plan of the least mean cost, of the plans no worse than sequential and Comm+SD.
+
+The cost of the result is never above that of the sequential execution and of Comm+SD.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from importlib.util import find_spec
 from random import Random
 
 import numpy as np
+from typing_extensions import override
 
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.placement.plan import annealing, plan_loop
@@ -40,17 +43,17 @@ from cotenant.techniques.placement.plan.strategies import (
 )
 
 FANS = (12, 4, 2)
-"""Neighbours that make a hub, by level: whole branches, pieces of them between forks, chains."""
+"""Neighbours that make a hub, by level of contraction: whole branches, segments between forks, chains."""
 _HEATS = (1.0, 0.3, 0.1, 0.03)
-"""By how many tasks of mean size a plan may get worse at the start of each restart of a level."""
+"""Heat at the start of each restart of a level, in tasks of mean size."""
 _CHUNK = 300_000
-"""Tasks that are evaluated between two looks at the clock (plain Python: a hundredth of it)."""
+"""Evaluated tasks between two checks of the clock (plain Python: a hundredth of it)."""
 _EXACT_SIZE = 200
 _SCENARIOS = 16
 
 
 class Goal(Enum):
-    """What a placement is to make small."""
+    """Objective of a placement."""
 
     LATENCY = "latency"
     PERIOD = "period"
@@ -59,10 +62,10 @@ class Goal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementGoal:
-    """What to minimise: the makespan; the time of the busiest resource (throughput under load); the memory of a space.
+    """Objective to minimise: the makespan, the busy time of the busiest resource (throughput), or memory of a space.
 
-    `latency_bound_ns` is what the makespan must not exceed. Throughput counts a 64th of the makespan besides, memory a
-    byte for every 1,024 ns of it. Raises InvalidValueError where memory names no `space`.
+    `latency_bound_ns`: limit of the makespan. Secondary terms: PERIOD adds makespan / 64, MEMORY adds a byte for every
+    1,024 ns of makespan. Raises InvalidValueError for MEMORY without a `space`.
     """
 
     goal: Goal = Goal.LATENCY
@@ -71,10 +74,10 @@ class PlacementGoal:
 
     def __post_init__(self) -> None:
         if self.goal is Goal.MEMORY and not self.space:
-            raise InvalidValueError("goal of a placement", "space", self.space, "the space whose memory counts")
+            raise InvalidValueError("goal of a placement", "space", self.space, "the space of the memory to minimise")
 
     def weights(self, problem: PlacementProblem) -> list[int]:
-        """As `plan_loop.cost_of` wants them. Raises InvalidValueError for an unknown space."""
+        """Weights for `plan_loop.cost_of`. Raises InvalidValueError for an unknown space."""
         shares = {Goal.LATENCY: [UNIT, 0, 0], Goal.PERIOD: [UNIT // 64, UNIT, 0], Goal.MEMORY: [1, 0, UNIT]}
         space = 0
         if self.space:
@@ -87,9 +90,9 @@ class PlacementGoal:
 
 @dataclass(frozen=True, slots=True)
 class FoundPlacement:
-    """A plan, what it comes to, a bound below every plan's makespan, and by which strategy it began.
+    """A plan with its timeline, a lower bound of the makespan, and the strategy of its start plan (`began_as`).
 
-    `is_proved`: it has the least makespan that there is. `evaluated` plans were looked at.
+    `is_proved`: the makespan is proved minimal. `evaluated`: number of evaluated plans.
     """
 
     plan: TaskPlan
@@ -101,18 +104,19 @@ class FoundPlacement:
 
     @property
     def gap_pct(self) -> float:
-        """How much shorter the best plan could be at most, as a share of the bound."""
+        """Largest possible excess over the optimum, in percent of the bound."""
         return 100.0 * (self.timeline.makespan_ns / self.bound_ns - 1) if self.bound_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class OverflowSearch:
-    """See above. `steps` moves are tried at each level, or fewer where `seconds` end; only without the latter, and
-    without the exact solver ending by time, are equal questions answered equally for a `seed`.
+class OverflowSearch(PlacementStrategy):
+    """Multilevel annealing, see the module.
 
-    `noise` is the coefficient of variation of service times under which plans of equal standing (the best of each
-    level) are compared by their mean cost; 0 takes the best on the figures as they are. `exact_seconds` is for the
-    exact solver, which is asked about graphs up to 200 tasks; 0 leaves it out.
+    - `steps`: moves at each level; `seconds`: time limit, None for none. The result is deterministic for a `seed` if
+      neither `seconds` nor the exact solver's limit ends the search.
+    - `noise`: coefficient of variation of service times, under which the best plans of the levels are compared by
+      their mean cost. With 0, the plan of the least cost is returned.
+    - `exact_seconds`: time limit of the exact solver, for graphs of up to 200 tasks; 0 for no exact solver.
     """
 
     goal: PlacementGoal = PlacementGoal()
@@ -124,20 +128,20 @@ class OverflowSearch:
     progress: Progress | None = None
     name: str = "ours"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy. Raises PlanError as `solve`."""
         return self.solve(problem).plan
 
     def solve(self, problem: PlacementProblem, more: Sequence[PlacementStrategy] = ()) -> FoundPlacement:
-        """Search; `more` are strategies to start from besides the usual ones.
+        """Search; `more`: further strategies for start plans.
 
-        Raises PlanError where no plan was found that breaks no limit: it names the limits.
+        Raises PlanError with the broken limits if no feasible plan was found.
         """
         return _OverflowRun(self, problem).run(more)
 
 
 class _OverflowRun:
-    """The state of one search."""
+    """State of one search."""
 
     def __init__(self, settings: OverflowSearch, problem: PlacementProblem) -> None:
         self.settings = settings
@@ -154,28 +158,26 @@ class _OverflowRun:
         self.candidates: list[TaskPlan] = []
 
     def run(self, more: Sequence[PlacementStrategy]) -> FoundPlacement:
-        """All levels; see OverflowSearch."""
+        """Run all steps of the search."""
         if self.bound >= IMPOSSIBLE:
-            raise PlanError(
-                "no placement can run: some tasks exchange tensors, and no link joins devices that run them"
-            )
+            raise PlanError("no placement can run: tasks exchange tensors between devices without a link")
         began_as, guard = self._start(more)
         levels = levels_of(self.problem, FANS) if self.problem.size > WINDOW else []
         began_with = self.best
-        turns = len(levels) + 2 if levels else 1
+        phases = len(levels) + 2 if levels else 1
         for number, level in enumerate(levels):
             smaller = PlacementProblem(level.graph, self.problem.loops)
             assert self.best is not None
             start = level.shrink(self.best, smaller)
             plans = [start, smaller.dispatch(start.place, upward_ranks(smaller))]
-            found = self._anneal(smaller, plans, [[i] for i in range(smaller.size)], number, turns)
+            found = self._anneal(smaller, plans, [[i] for i in range(smaller.size)], number, phases)
             self._offer(level.expand(found))
             self._offer(self.problem.dispatch(self.candidates[-1].place, upward_ranks(self.problem)))
         assert self.best is not None
         blocks = [list(block) for block in levels[0].blocks] if levels else [[i] for i in range(self.problem.size)]
-        if levels and began_with is not None:  # what branches cannot say may be far from what they led to
-            self._offer(self._anneal(self.problem, [began_with], blocks, turns - 2, turns))
-        self._offer(self._anneal(self.problem, [self.best], blocks, turns - 1, turns))
+        if levels and began_with is not None:  # plans of whole branches may lead away from good plans of single tasks
+            self._offer(self._anneal(self.problem, [began_with], blocks, phases - 2, phases))
+        self._offer(self._anneal(self.problem, [self.best], blocks, phases - 1, phases))
         proved = self._exact()
         plan = self._robust(guard)
         line = self.problem.evaluate(plan)
@@ -187,7 +189,7 @@ class _OverflowRun:
         return FoundPlacement(plan, line, min(self.bound, line.makespan_ns), proved, self.evaluated, began_as)
 
     def _start(self, more: Sequence[PlacementStrategy]) -> tuple[str, int]:
-        """Plans of all others: the name of the best, and its cost or that of the worse of sequential and Comm+SD."""
+        """Offer all start plans; returns the name of the best, and the least cost of sequential and Comm+SD."""
         problem = self.problem
         plans = [*usual_plans(problem), *((other.name, other.place(problem)) for other in more)]
         costs: dict[str, int] = {}
@@ -222,7 +224,7 @@ class _OverflowRun:
         level: int,
         levels: int,
     ) -> TaskPlan:
-        """The best of a level, from the best of some starts."""
+        """The best plan of a level, annealed from the best of some start plans."""
         loops, size = problem.loops, problem.size
         ints = loops.ints
         weights = ints(self.weights)
@@ -244,7 +246,7 @@ class _OverflowRun:
         flat_best = FlatTaskPlan(ints(best.order), ints(best.place), ints([0] * size))
         costs = ints([least, least])
         chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if loops.is_compiled else 100))
-        for turn, share in enumerate(_HEATS):
+        for restart, share in enumerate(_HEATS):
             order, place = flat_best.order.copy(), flat_best.place.copy()
             position = [0] * size
             for at, i in enumerate(order):
@@ -255,10 +257,10 @@ class _OverflowRun:
             heat = share * (int(costs[1]) % PENALTY) * len(problem.lane_names) / size
             done, gone = 0, 0.0
             began = time.monotonic()
-            until = self._until(level, levels, turn)
+            until = self._until(level, levels, restart)
             while done < steps and gone < 1.0 and not self._is_over():
                 todo = min(chunk, steps - done)
-                # It cools down by what is gone of the steps or of the time, whichever ends first.
+                # The heat falls with the used share of steps or of time, whichever is larger.
                 rate = gone / done if done else 1 / steps
                 heats = ints([int(heat * (1 - gone)), int(heat * max(0.0, 1 - gone - rate * todo))])
                 self.evaluated += int(
@@ -274,14 +276,14 @@ class _OverflowRun:
                     gone = max(gone, (now - began) / (until - began) if until > now else 1.0)
         return TaskPlan(tuple(map(int, flat_best.place)), tuple(map(int, flat_best.order)))
 
-    def _until(self, level: int, levels: int, turn: int) -> float | None:
-        """When a restart of a level must end: levels of branches share 30 % of the time, both of all tasks the rest."""
+    def _until(self, level: int, levels: int, restart: int) -> float | None:
+        """End of a restart of a level: contracted levels share 30 % of the time, the two of all tasks the rest."""
         settings = self.settings
         if settings.seconds is None:
             return None
         ends = [0.0, *(0.3 * (number + 1) / (levels - 2) for number in range(levels - 2)), 0.65, 1.0]
         first, last = ends[level : level + 2] if levels > 1 else (0.0, 1.0)
-        share = first + (last - first) * (turn + 1) / len(_HEATS)
+        share = first + (last - first) * (restart + 1) / len(_HEATS)
         return self.began + max(0.0, settings.seconds - settings.exact_seconds) * share
 
     def _is_over(self) -> bool:
@@ -294,8 +296,8 @@ class _OverflowRun:
 
     def _exact(self) -> bool:
         settings, problem = self.settings, self.problem
-        is_asked = settings.exact_seconds > 0 and self.is_latency and problem.size <= _EXACT_SIZE
-        if not is_asked or self.is_stopped or self.cost <= self.bound or find_spec("ortools") is None:
+        is_wanted = settings.exact_seconds > 0 and self.is_latency and problem.size <= _EXACT_SIZE
+        if not is_wanted or self.is_stopped or self.cost <= self.bound or find_spec("ortools") is None:
             return False
         try:
             solved = IntervalSearch(settings.exact_seconds, seed=settings.seed).solve(problem, self.best)
@@ -306,7 +308,7 @@ class _OverflowRun:
         return self.cost <= self.bound
 
     def _robust(self, guard: int) -> TaskPlan:
-        """The candidate with the least mean cost under noise, of those that are no worse than the guard without."""
+        """The candidate of the least mean cost under noise, of those with a cost up to `guard` without noise."""
         assert self.best is not None
         if self.settings.noise <= 0:
             return self.best
@@ -314,7 +316,7 @@ class _OverflowRun:
         return min(plans, key=lambda plan: (self.mean_cost(plan), self._cost(plan)))
 
     def mean_cost(self, plan: TaskPlan) -> float:
-        """Mean cost under the noise: every task takes its own random factor of its time, the same for all plans."""
+        """Mean cost under noise: each task's time has its own random factor, the same for all plans."""
         problem, settings = self.problem, self.settings
         ints = problem.loops.ints
         total = 0
@@ -334,12 +336,12 @@ class _OverflowRun:
         ]
         if bound is not None and line.makespan_ns > bound:
             broken.append(f"the latency is {line.makespan_ns} ns, the bound {bound}")
-        return f"no placement was found within the limits; in the nearest one {' and '.join(broken)}"
+        return f"no placement was found within the limits; in the best one, {' and '.join(broken)}"
 
 
 @lru_cache(maxsize=4)
 def usual_plans(problem: PlacementProblem) -> tuple[tuple[str, TaskPlan], ...]:
-    """What every search begins with, by name: the plans of all quick strategies, and all on each device that it can."""
+    """Start plans of every search, by name: of all fast strategies, and with all tasks on one device."""
     others: list[PlacementStrategy] = [Sequential(), QueueDelay(moves_all=True), QueueDelay(), Slowdown()]
     others += [CommSlowdown(as_published=True), CommSlowdown(), Heft()]
     plans = [(other.name, other.place(problem)) for other in others]
@@ -349,7 +351,7 @@ def usual_plans(problem: PlacementProblem) -> tuple[tuple[str, TaskPlan], ...]:
 
 
 def noisy(problem: PlacementProblem, cv: float, seed: int) -> list[int]:
-    """Service times by task and device, each task's times by a log-normal factor of mean 1 and this variation."""
+    """Service times by task and device, multiplied by a log-normal factor of mean 1 and this variation per task."""
     sigma = np.sqrt(np.log1p(cv * cv))
     factors = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, problem.size)
     times = np.array(problem.service)

@@ -1,8 +1,8 @@
-"""What there is to say of a placement: where its branches run, queueing before, latency and gap after.
+"""Overview of a placement for reports: where branches run, queueing delays before, latency and gap after.
 
-A *stage* is what stands at one depth of the contracted graph: parallel branches between two forks or joins, or a
-stretch without any. Queueing is as in Figure 2 of SIR+ (SYSTOR 2022): how long a task waits for its device after its
-inputs are there, in the sequential execution.
+A *stage* has the tasks at one depth of the contracted graph: parallel branches between two forks or joins, or a
+sequence. The queueing delay of a task is its wait for the device once its inputs are available, in the sequential
+execution (SIR+, Figure 2).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from cotenant.gantt import Bar, GanttChart
 from cotenant.techniques.placement.plan.contract import blocks_of
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.overflow import FANS, FoundPlacement
-from cotenant.techniques.placement.plan.strategies import Sequential, waits_ns
+from cotenant.techniques.placement.plan.strategies import Sequential, queueing_delays_ns
 
 LEAST_GAIN_PCT = 3.0
-"""What gains less is left alone: times of tasks are not known better."""
+"""Least gain in percent for placing a model: task times are not known more precisely."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """Parallel branches, or a stretch without any (one branch), from its first task to its last in the graph's order.
+    """Parallel branches, or a sequence (one branch), from the first task to the last in the graph's order.
 
-    `service_ns` is what all its tasks take in a row, by device; `waits_ns` what they wait together in the sequential
-    execution; `runs_on` how many branches have most of their time on each device that has some, and `placed_ns` what
-    all tasks take where they are placed, by device.
+    - `service_ns`: sum of service times, by device; `waits_ns`: sum of queueing delays in the sequential execution.
+    - `runs_on`: number of branches with most of their time on a device; `placed_ns`: service time where tasks are
+      placed, by device.
     """
 
     first: str
@@ -41,10 +41,9 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOverview:
-    """A placement beside the sequential execution. `before` and `after` are what each lane runs; labels are the
-    numbers of stages.
+    """A placement and the sequential execution. `before`, `after`: Gantt charts, labelled by the numbers of stages.
 
-    `queueing_ns` and `service_ns` are those of each task in the sequential execution, in the graph's order.
+    `queueing_ns`, `service_ns`: of each task in the sequential execution, in the graph's order.
     """
 
     model: str
@@ -63,32 +62,32 @@ class PlacementOverview:
 
     @property
     def gain_pct(self) -> float:
-        """How much shorter than the sequential execution it is."""
+        """Decrease of the latency against the sequential execution, in percent."""
         return 100.0 * (1 - self.latency_ns / self.sequential_ns) if self.sequential_ns else 0.0
 
     @property
     def gains(self) -> bool:
-        """Whether that is enough to place anything."""
+        """Whether the gain is at least LEAST_GAIN_PCT."""
         return self.gain_pct >= LEAST_GAIN_PCT
 
     @property
     def most_gain_pct(self) -> float:
-        """What no placement can exceed, by the bound."""
+        """Upper bound of the gain of all placements, in percent."""
         return 100.0 * (1 - self.bound_ns / self.sequential_ns) if self.sequential_ns else 0.0
 
 
 def overview(model: str, problem: PlacementProblem, found: FoundPlacement) -> PlacementOverview:
-    """All that reports say of a placement that was found."""
+    """The overview of a found placement."""
     plan = Sequential().place(problem)
     line = problem.evaluate(plan)
     assert line is not None
     stages = stages_of(problem)
-    waits = waits_ns(problem, plan)
+    delays = queueing_delays_ns(problem, plan)
     stage_of = {i: number for number, branches in enumerate(stages) for branch in branches for i in branch}
     return PlacementOverview(
         model,
         problem.device_names,
-        tuple(_stage(problem, branches, waits, found.plan) for branches in stages),
+        tuple(_stage(problem, branches, delays, found.plan) for branches in stages),
         _chart(problem, plan, line, stage_of),
         _chart(problem, found.plan, found.timeline, stage_of),
         line.makespan_ns,
@@ -97,15 +96,15 @@ def overview(model: str, problem: PlacementProblem, found: FoundPlacement) -> Pl
         found.bound_ns,
         found.gap_pct,
         found.is_proved,
-        tuple(waits),
+        tuple(delays),
         tuple(end - start for start, end in zip(line.start_ns, line.end_ns, strict=True)),
     )
 
 
 def stages_of(problem: PlacementProblem) -> list[list[list[int]]]:
-    """The tasks of each branch of each stage: of the fewest forks that show parallel branches, in the graph's order.
+    """Tasks by stage and branch, of the coarsest contraction with parallel branches, in the graph's order.
 
-    Stages of one branch that follow each other are one.
+    Consecutive stages of one branch are combined.
     """
     levels: list[list[list[int]]] = []
     for fan in FANS:
@@ -122,17 +121,17 @@ def stages_of(problem: PlacementProblem) -> list[list[list[int]]]:
 
 
 def _levels(problem: PlacementProblem, blocks: Sequence[Sequence[int]]) -> list[list[list[int]]]:
-    """Blocks by the number of blocks on the longest way to them."""
+    """Blocks by depth: the number of blocks on the longest path to them."""
     home = {i: number for number, block in enumerate(blocks) for i in block}
     depth = [0] * len(blocks)
-    for number, block in enumerate(blocks):  # which stand in a topological order
+    for number, block in enumerate(blocks):  # in a topological order
         before = {home[j] for i in block for j in problem.preds[i]} - {number}
         depth[number] = max((depth[other] + 1 for other in before), default=0)
     return [[list(block) for block, at in zip(blocks, depth, strict=True) if at == d] for d in range(max(depth) + 1)]
 
 
 def _stage(
-    problem: PlacementProblem, branches: Sequence[Sequence[int]], waits: Sequence[int], plan: TaskPlan
+    problem: PlacementProblem, branches: Sequence[Sequence[int]], delays: Sequence[int], plan: TaskPlan
 ) -> StageView:
     tasks = sorted(i for branch in branches for i in branch)
     runs_on = dict.fromkeys(problem.device_names, 0)
@@ -154,14 +153,14 @@ def _stage(
             for d, name in enumerate(problem.device_names)
             if all(problem.service[i][d] >= 0 for i in tasks)
         },
-        sum(waits[i] for i in tasks),
+        sum(delays[i] for i in tasks),
         {name: count for name, count in runs_on.items() if count},
         {name: ns for name, ns in placed.items() if ns},
     )
 
 
 def _chart(problem: PlacementProblem, plan: TaskPlan, line: Timeline, stage_of: dict[int, int]) -> GanttChart:
-    """What each lane runs; tasks of one stage without a pause between them are one bar."""
+    """Gantt chart of the lanes; consecutive tasks of one stage without a pause are one bar."""
     found: dict[str, list[Bar]] = {name: [] for name in problem.lane_names}
     for i in plan.order:
         for lane in problem.lanes[plan.place[i]]:

@@ -1,4 +1,4 @@
-"""Placements by names, as files hold them, from plans by numbers and back."""
+"""Conversion between plans (by number) and placements (by name, as in files)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 def placement_of(
     model: str, graph: str, problem: PlacementProblem, plan: TaskPlan, sequential_ns: int, bound_ns: int, sms: int = 0
 ) -> UnitPlacement:
-    """A plan by names, see UnitPlacement, in an order of long runs unless copies that queue would then end later.
+    """A plan by names, in an order with long runs of each device, unless queued copies would then end later.
 
-    With `sms` it is of a share of a GPU of that size, and of the cores beside it.
+    `sms`: number of SMs of a GPU share, 0 without a GPU.
     """
     line = problem.evaluate(plan)
     assert line is not None
@@ -25,15 +25,15 @@ def placement_of(
 
 
 def plan_of(placement: UnitPlacement, problem: PlacementProblem) -> TaskPlan:
-    """The plan by numbers of a graph. Raises ProfileError where it is of another; evaluation checks the rest."""
+    """The plan by numbers. Raises ProfileError for a placement of another graph; evaluation checks the rest."""
     order, place = placement.places([task.name for task in problem.graph.tasks], problem.device_names)
     return TaskPlan(tuple(problem.device_names.index(device) for device in place), order)
 
 
 def in_runs(problem: PlacementProblem, plan: TaskPlan) -> tuple[int, ...]:
-    """Another order of the same plan: one device's tasks for as long as neither inputs nor its lanes stand against it.
+    """Another order of the same plan, with runs of each device as long as dependencies and lanes allow.
 
-    Every lane keeps its own order, so that without copies all tasks begin and end when they did.
+    Every lane keeps its order, so without copies all tasks keep their times.
     """
     missing = [len(before) for before in problem.preds]
     queues = [

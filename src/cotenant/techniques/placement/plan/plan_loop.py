@@ -1,6 +1,13 @@
-"""The evaluator of plans and the orders of queues, as an inner loop over flat sequences of integers (`inner_loop`).
+"""Evaluator of plans and dispatcher of device queues, as inner loops over flat integer arrays (`inner_loop`).
 
-There are only integers here, so both forms give the same numbers.
+For task i in plan order, on device d, with inputs from tasks j, and hand-over `h` if an input is from another device:
+
+    start_i = max(max_j (end_j + copy_j), time at which all lanes of d are free)
+
+    end_i = start_i + service_id + h
+
+A copy starts when its producer has ended and its copy engine or lane is free, in the order of first readers. Compiled
+and plain code give equal results.
 """
 
 from __future__ import annotations
@@ -10,20 +17,20 @@ from typing import NamedTuple
 from cotenant.inner_loop import Ints
 
 IMPOSSIBLE = 1 << 61
-"""What a plan costs that needs a copy between spaces without a link."""
+"""Cost of a plan that needs a copy between spaces without a link."""
 PENALTY = 1 << 52
-"""What a plan costs more that breaks a limit: beyond every cost of one that breaks none (52 days in nanoseconds)."""
+"""Additional cost of a plan that breaks a limit: more than all costs without it (52 days in ns)."""
 UNIT = 1024
-"""Weights of an objective are shares of this."""
+"""Unit of the weights of an objective."""
 
 
 class FlatGraph(NamedTuple):
-    """A task graph as numbers. Tasks, devices, lanes, spaces and tensors count from 0.
+    """A task graph as flat arrays. Tasks, devices, lanes, spaces and tensors count from 0.
 
-    `sizes`: tasks, devices, spaces, lanes, resources (lanes and copy engines), hand-over ns. `service` and `memory` are
-    by task and device (-1: cannot run), `copy` by tensor and both spaces (-1: no link). `engine` is the resource of
-    copies between two spaces, -1 for none. `limits` are by space, -1 for none. What `_start` names is where the entries
-    of each task or device begin in the sequence beside it.
+    - `sizes`: tasks, devices, spaces, lanes, resources (lanes and copy engines), hand-over ns.
+    - `service`, `memory`: by task and device (-1: cannot run); `copy`: by tensor and both spaces (-1: no link).
+    - `engine`: resource of copies between two spaces, -1 for none; `limits`: by space, -1 for none.
+    - `*_start`: start of the entries of each task or device in the array beside it.
     """
 
     sizes: Ints
@@ -45,13 +52,11 @@ class FlatGraph(NamedTuple):
 
 
 class PlanScratch(NamedTuple):
-    """What evaluations write: starts and ends by task, by resource when it is free and how long it was busy, bytes by
-    space.
+    """Results and scratch of evaluations: `start`, `end` by task; `free`, `busy` by resource; `used` bytes by space.
 
-    `arrived` holds by tensor and space when a copy by an engine is there, in the evaluation that `seen` names, and
-    `asked` the place in the order of the task that asked for it; `stamp[0]` is the number of the latest evaluation.
-    `marks` are those of `play` for a whole plan, and `zeros` the times behind it, by task and space or by tensor and
-    space.
+    - `arrived`: end of a copy by an engine, by tensor and space, in the evaluation of number `seen`.
+    - `requester`: position of the task that caused the copy. `stamp[0]`: number of the latest evaluation.
+    - `marks`, `zeros`: arguments of `play` for a whole plan.
     """
 
     start: Ints
@@ -61,14 +66,14 @@ class PlanScratch(NamedTuple):
     used: Ints
     arrived: Ints
     seen: Ints
-    asked: Ints
+    requester: Ints
     zeros: Ints
     marks: Ints
     stamp: Ints
 
 
 class FlatTaskPlan(NamedTuple):
-    """A plan as numbers: tasks in their order, the device of each task, and the position of each task in the order."""
+    """A plan as arrays: tasks in order, the device of each task, and the position of each task."""
 
     order: Ints
     place: Ints
@@ -76,7 +81,7 @@ class FlatTaskPlan(NamedTuple):
 
 
 def clear(g: FlatGraph, w: PlanScratch) -> None:
-    """Make all resources free, and forget the copies of the evaluation before."""
+    """Reset all resources and the copies of the previous evaluation."""
     for x in range(g.sizes[4]):
         w.free[x] = 0
         w.busy[x] = 0
@@ -95,12 +100,13 @@ def play(
     readers: Ints,
     cutoff: int,
 ) -> int:
-    """Time the tasks from `marks[0]` to before `marks[1]` of an order, each where it is placed, and give the makespan.
+    """Evaluate the tasks at positions `marks[0]` to before `marks[1]`, and return the makespan.
 
-    Every lane runs its tasks one at a time in that order; a copy is queued when the first reader in that order comes
-    up. `marks[2]` is what the rest of the plan makes of the makespan; `behind` are times from a task's end to the end
-    of all, by task and space, `readers` those from a copy's end, by tensor and space. `arrived` and `seen` are as in
-    `PlanScratch`. Gives IMPOSSIBLE where a link is missing, or as soon as the makespan is known to exceed `cutoff`.
+    - `marks[2]`: makespan of the rest of the plan.
+    - `behind`: times from a task's end to the end of all, by task and space; `readers`: from a copy's end, by tensor
+      and space. `arrived`, `seen`: as in `PlanScratch`.
+
+    Returns IMPOSSIBLE if a link is missing, or as soon as the makespan exceeds `cutoff`.
     """
     devices, spaces, hand, stamp = g.sizes[1], g.sizes[2], g.sizes[5], w.stamp[0]
     service, in_start, in_tensor, producer = g.service, g.in_start, g.in_tensor, g.producer
@@ -141,7 +147,7 @@ def play(
                             busy[x] += cost
                             seen[key] = stamp
                             arrived[key] = at
-                            w.asked[key] = p
+                            w.requester[key] = p
                             if at + readers[key] > makespan:
                                 makespan = at + readers[key]
             if at > ready:
@@ -165,7 +171,7 @@ def play(
 
 
 def evaluate(g: FlatGraph, w: PlanScratch, order: Ints, place: Ints) -> int:
-    """Makespan of a plan in ns, IMPOSSIBLE where a link is missing."""
+    """Makespan of a plan in ns; IMPOSSIBLE if a link is missing."""
     clear(g, w)
     for s in range(g.sizes[2]):
         w.used[s] = 0
@@ -175,10 +181,11 @@ def evaluate(g: FlatGraph, w: PlanScratch, order: Ints, place: Ints) -> int:
 
 
 def cost_of(g: FlatGraph, w: PlanScratch, makespan: int, weights: Ints) -> int:
-    """What an objective makes of an evaluated plan.
+    """Cost of an evaluated plan.
 
-    `weights`: shares (of UNIT) of makespan, of the busiest resource's time, of the bytes in a space; that space; the
-    latency that must not be exceeded, -1 for none. Broken limits cost PENALTY and what they are exceeded by.
+    `weights` has five entries. The first three are weights (in UNIT) of the makespan, of the busiest resource's time,
+    and of the bytes in a space. The others are that space and the latency limit, -1 for none. A broken limit costs
+    PENALTY plus the excess.
     """
     if makespan >= IMPOSSIBLE:
         return IMPOSSIBLE
@@ -198,10 +205,10 @@ def cost_of(g: FlatGraph, w: PlanScratch, makespan: int, weights: Ints) -> int:
 def dispatch(
     g: FlatGraph, w: PlanScratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints
 ) -> int:
-    """Order the tasks of a placement as queues would: always the task that can start first, then the most urgent.
+    """Order the tasks of a placement as device queues do: the task of the earliest start first.
 
-    Urgent is, where `by_arrival`, what was ready first (a queue that gives out in the order of arrival), else what has
-    the highest `priority`. Fills `order`; `left` is scratch of three entries a task. Gives the number of tasks ordered.
+    Ties: the task that was ready first, if `by_arrival` (FIFO queue), else the highest `priority`. Fills `order`;
+    `left`: scratch of three entries a task. Returns the number of ordered tasks.
     """
     n, devices, spaces = g.sizes[0], g.sizes[1], g.sizes[2]
     clear(g, w)

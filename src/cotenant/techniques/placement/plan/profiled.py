@@ -1,4 +1,4 @@
-"""The task graph of a model from its profile of tasks: the one place where measured times become a graph."""
+"""Builds the task graph of a model from its profile of tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.techniques.placement.unit_placement import GPU_LANE, lane_name, whole_name
 
 SPACE = "host"
-"""The memory that all cores share."""
+"""Memory space of all cores."""
 ON_GPU = "gpu"
-"""That of a GPU."""
+"""Memory space of a GPU."""
 
 
 def graph_of(tasks: ModelTasks) -> TaskGraph:
-    """A task for every unit, a lane for every core of the share, and a moldable device of all of them.
+    """A task for every unit, a lane for every core of the share, and a moldable device of all cores.
 
-    Units in a row on one device are one call: a task costs no call of its own. Where a task reads from another device
-    the call before it ends, so that a hand-over costs a call and what waking the lane takes.
+    Consecutive units on one device are one call, so a task has no launch cost. A task that reads from another device
+    begins a new call: a hand-over costs a call and waking the lane.
 
-    Beside a GPU the cores are lanes alone, and it has a memory of its own: tensors are copied, by one engine in each
-    direction. A call on the device costs nothing there, as it is submitted ahead; a hand-over costs waking a lane.
+    With a GPU, the cores are lanes only, and tensors are copied by one engine in each direction. Calls on the GPU are
+    submitted ahead at no cost; a hand-over costs waking a lane.
     """
     lanes = tuple(map(lane_name, range(tasks.cores)))
     whole = GPU_LANE if tasks.sms else whole_name(tasks.cores)

@@ -1,9 +1,14 @@
-"""What places tasks: the protocol, the sequential execution, and the strategies of the paper.
+"""Placement strategies of SIR+ (SYSTOR 2022, section 4 and Algorithm 1), their protocol, and sequential execution.
 
-The *base* of a task is its device in the sequential execution (the GPU, for most); its *overflow* device is the other
-one on which it is quickest; of equal ones (lanes of a processor) that of its only predecessor, else each in turn.
-Source: SIR+ (SYSTOR 2022), section 4 and Algorithm 1. Algorithm 1 multiplies a size by a rate, where a time is meant
-(section 5 divides); it names no start, which is the assignment of SD (section 4.3).
+Let `b` be the base device of a task (in the sequential execution, mostly the GPU) and `o` its overflow device, the
+fastest other one. With service times `t_b`, `t_o`, queueing delay `w` and `alpha`, the task overflows to `o` if
+
+- QD_all: `w > 0`. QD: `w > 0` and `t_o < w + t_b` (section 4.1).
+- SD: `t_o - t_b < alpha` (section 4.2).
+- Comm+SD: as SD; then it moves back to `b` if `t_o + copies > t_b + alpha`, repeated until no task moves (section 4.3).
+
+Of equally fast devices (lanes of a processor), `o` is that of the task's only predecessor, else each in turn.
+Algorithm 1 multiplies size and rate where section 5 divides; here copies take `size / rate`. Its start is that of SD.
 """
 
 from __future__ import annotations
@@ -12,44 +17,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.plan_loop import PENALTY
 
 ALPHA_NS = 100_000
-"""How much longer a task may take elsewhere. Source: SIR+, section 4.2."""
+"""Largest slowdown of an overflowing task in ns. Source: SIR+, section 4.2."""
 MOST_PASSES = 10
-"""Of Algorithm 1, which ends by itself sooner: tasks only move back. Source: SIR+, section 4.3."""
+"""Most passes of Algorithm 1 (SIR+, section 4.3), which ends sooner as tasks only move back."""
 
 
 class Progress(Protocol):
-    """Told by long searches how far they are; gives False to end them with what they have."""
+    """Callback of long searches with their progress."""
 
     def __call__(self, evaluated: int, best_ns: int, bound_ns: int) -> bool:
-        """Whether to go on."""
+        """Whether to continue; False ends the search with its best plan."""
         ...
 
 
 class PlacementStrategy(Protocol):
-    """Places the tasks of a graph. Deterministic, but for those that say how long they may take."""
+    """Places the tasks of a graph. Deterministic, except for strategies with a time limit."""
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         ...
 
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """A plan. It may break a memory limit where the strategy does not know of limits: see `Timeline`."""
+        """A plan. Strategies that ignore memory limits may break them: see `Timeline`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Sequential:
-    """Every task on one device, those that it cannot run on their quickest: the device for which that takes least."""
+class Sequential(PlacementStrategy):
+    """All tasks on the one device of the least total time; tasks that it cannot run, on their fastest device."""
 
     name: str = "sequential"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy."""
         order = tuple(range(problem.size))
         places = [based_on(problem, device) for device in range(len(problem.device_names))]
         plans = [TaskPlan(tuple(place), order) for place in places]
@@ -57,7 +64,7 @@ class Sequential:
 
 
 def based_on(problem: PlacementProblem, device: int) -> list[int]:
-    """Every task on a device, those that it cannot run on their quickest one."""
+    """All tasks on one device, and those that it cannot run on their fastest device."""
     return [
         device if times[device] >= 0 else min(problem.devices_of(i), key=times.__getitem__)
         for i, times in enumerate(problem.service)
@@ -65,7 +72,7 @@ def based_on(problem: PlacementProblem, device: int) -> list[int]:
 
 
 def sequential_ns(problem: PlacementProblem, place: Sequence[int]) -> int | None:
-    """Time of a placement when nothing overlaps: services, copies and hand-overs in a row; None without a link."""
+    """Time of a placement without overlap: sum of services, copies and hand-overs; None without a link."""
     total = 0
     copied = set()
     for i, times in enumerate(problem.service):
@@ -85,31 +92,31 @@ def sequential_ns(problem: PlacementProblem, place: Sequence[int]) -> int | None
 
 
 @dataclass(frozen=True, slots=True)
-class QueueDelay:
-    """QD: tasks that wait in the sequential execution overflow where they would end sooner; QD_all: all that wait."""
+class QueueDelay(PlacementStrategy):
+    """QD, or QD_all with `moves_all`: queued tasks overflow if they end sooner; QD_all moves all queued tasks."""
 
     moves_all: bool = False
 
     @property
+    @override
     def name(self) -> str:
-        """See PlacementStrategy."""
         return "qd_all" if self.moves_all else "qd"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy."""
         plan = Sequential().place(problem)
         base = plan.place
-        waits = waits_ns(problem, plan)
+        delays = queueing_delays_ns(problem, plan)
         return queued(
             problem,
             _overflowed(
-                problem, base, lambda i, own, other: waits[i] > 0 and (self.moves_all or other < waits[i] + own)
+                problem, base, lambda i, own, other: delays[i] > 0 and (self.moves_all or other < delays[i] + own)
             ),
         )
 
 
-def waits_ns(problem: PlacementProblem, plan: TaskPlan) -> list[int]:
-    """How long each task waits for its device after the last of its inputs was made (section 3)."""
+def queueing_delays_ns(problem: PlacementProblem, plan: TaskPlan) -> list[int]:
+    """Queueing delay of each task in ns: its wait for the device after its last input was made (section 3)."""
     line = problem.evaluate(plan)
     if line is None:
         return [0] * problem.size
@@ -118,39 +125,39 @@ def waits_ns(problem: PlacementProblem, plan: TaskPlan) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
-    """SD: tasks overflow that take less than `alpha_ns` longer there, also those that are quicker."""
+class Slowdown(PlacementStrategy):
+    """SD: tasks overflow that take less than `alpha_ns` longer on the overflow device, or less time."""
 
     alpha_ns: int = ALPHA_NS
     name: str = "sd"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy."""
         return queued(problem, self.assign(problem, Sequential().place(problem).place))
 
     def assign(self, problem: PlacementProblem, base: Sequence[int]) -> list[int]:
-        """The devices alone."""
+        """The devices of all tasks."""
         return _overflowed(problem, base, lambda _, own, other: other - own < self.alpha_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class CommSlowdown:
-    """Comm+SD: of what SD moves, tasks move back whose copies make them cost more than `alpha_ns`.
+class CommSlowdown(PlacementStrategy):
+    """Comm+SD: as SD, but tasks move back to their base device if their copies cost more than `alpha_ns` allows.
 
-    As published a copy counts once for every edge, and a task moves to the device where it is quickest, which may be
-    where it is. As we read it a copy counts once for every tensor and space, and a task moves back to its base.
+    `as_published`: a copy counts once per edge, and a task moves to its fastest device, which may be the present one.
+    Otherwise a copy counts once per tensor and space, and a task moves back to its base device.
     """
 
     alpha_ns: int = ALPHA_NS
     as_published: bool = False
 
     @property
+    @override
     def name(self) -> str:
-        """See PlacementStrategy."""
         return "comm_sd_published" if self.as_published else "comm_sd"
 
+    @override
     def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy."""
         base = Sequential().place(problem).place
         place = Slowdown(self.alpha_ns).assign(problem, base)
         outputs: list[list[int]] = [[] for _ in place]
@@ -182,21 +189,21 @@ class CommSlowdown:
 
 
 def queued(problem: PlacementProblem, place: Sequence[int]) -> TaskPlan:
-    """A placement in the better of two orders: that in which queues give the tasks out, and the sequential one."""
+    """A placement in the better of two orders: that of FIFO device queues, and the sequential order."""
     plans = [problem.dispatch(place), TaskPlan(tuple(place), tuple(range(problem.size)))]
     return min(plans, key=lambda plan: makespan_ns(problem, plan))
 
 
 def makespan_ns(problem: PlacementProblem, plan: TaskPlan) -> int:
-    """The makespan of a plan, beyond all others where it cannot run."""
+    """The makespan of a plan; larger than all others if the plan cannot run."""
     line = problem.evaluate(plan)
     return 1 << 62 if line is None else line.makespan_ns
 
 
 def _overflowed(problem: PlacementProblem, base: Sequence[int], moves: Callable[[int, int, int], bool]) -> list[int]:
-    """The base placement with those tasks on their overflow device for which `moves(task, own ns, other ns)`."""
+    """The base placement, with the tasks for which `moves(task, own ns, other ns)` on their overflow devices."""
     place = list(base)
-    turn = 0
+    next_equal = 0
     for i, times in enumerate(problem.service):
         own = set(problem.lanes[base[i]])
         others = [d for d in problem.devices_of(i) if not own & set(problem.lanes[d])]
@@ -206,6 +213,6 @@ def _overflowed(problem: PlacementProblem, base: Sequence[int], moves: Callable[
         equal = [d for d in others if times[d] == least]
         if moves(i, times[base[i]], least):
             near = [place[j] for j in problem.preds[i] if place[j] in equal]
-            place[i] = near[0] if len(problem.preds[i]) == 1 and near else equal[turn % len(equal)]
-            turn += 1
+            place[i] = near[0] if len(problem.preds[i]) == 1 and near else equal[next_equal % len(equal)]
+            next_equal += 1
     return place

@@ -1,7 +1,7 @@
-"""The nouns of placement: a graph of tasks with their times on every device, and the devices with their links.
+"""Data types of placement: a graph of tasks with their times on every device, and the devices with their links.
 
-Times are integer nanoseconds. Everything here is frozen plain data.
-Source: SIR+ (SYSTOR 2022), sections 4 and 5; tensors, lanes and hand-overs are ours.
+Times are integer nanoseconds. All types are frozen.
+Source: SIR+ (SYSTOR 2022), sections 4 and 5; tensors, lanes and hand-overs are extensions.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from cotenant.techniques.placement.task_profile import UnitTensor
 
 
 class TransferMode(Enum):
-    """Where the copy of a tensor sits while it takes its time."""
+    """The resource that the copy of a tensor occupies."""
 
     DELAY = "delay"
-    """Nowhere: it only takes time, any number at once."""
+    """None: a copy is a pure delay, any number at once."""
     ENGINE = "engine"
-    """On a copy engine of its link, one for each direction, one copy at a time."""
+    """The copy engine of its link, one for each direction, one copy at a time."""
     LANE = "lane"
-    """On the lane of the device that drives the link, which computes nothing meanwhile."""
+    """The lane of the device that drives the link, which does not compute meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDevice:
-    """Something that runs one task at a time.
+    """A device that runs one task at a time and occupies its `lanes`, by default one of its own name.
 
-    A device keeps its `lanes` busy; without any named it has one of its own name. A *moldable* device names the lanes
-    of others and excludes them while it runs: `TaskDevice("both", ("core0", "core1"), "host")`. Tensors are copied
-    between devices of different `space` (memory; by default its own). Raises InvalidValueError without a name.
+    A *moldable* device has the lanes of several others and excludes them while it runs:
+    `TaskDevice("both", ("core0", "core1"), "host")`. Tensors are copied between devices of different `space`, the
+    device's memory, by default its own. Raises InvalidValueError without a name.
     """
 
     name: str
@@ -47,10 +47,10 @@ class TaskDevice:
 
 @dataclass(frozen=True, slots=True)
 class GraphTask:
-    """What runs as one piece. A device that `compute_ns` leaves out cannot run it.
+    """An indivisible task of the graph. All values are by device; devices without `compute_ns` cannot run it.
 
-    `compute_ns` is the time on the device alone, `launch_ns` what starting it there takes on top; `memory_bytes` is
-    what it occupies where it is placed, as long as the plan stands (weights, and buffers of its own).
+    `compute_ns`: time of the computation; `launch_ns`: additional time to start it; `memory_bytes`: weights and buffers
+    in the device's space, for as long as the plan is loaded.
     """
 
     name: str
@@ -59,13 +59,13 @@ class GraphTask:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def service_ns(self, device: str) -> int:
-        """Time that it occupies the device's lanes, launch included. KeyError where it cannot run."""
+        """Time in ns that it occupies the device's lanes, launch included. Raises KeyError if it cannot run there."""
         return self.compute_ns[device] + self.launch_ns.get(device, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """The way from one space to another, in that direction only. `driver` is the device whose lane copies take in LANE.
+    """A link from one space to another. `driver`: the device that copies occupy in the mode LANE.
 
     Raises InvalidValueError for a rate that is not positive or a negative latency.
     """
@@ -84,19 +84,20 @@ class DeviceLink:
             raise InvalidValueError(where, "latency_ns", self.latency_ns, "a time from 0")
 
     def transfer_ns(self, size_bytes: int) -> int:
-        """Time of one copy: latency and size over rate."""
+        """Time of one copy in ns: `latency_ns + size / rate`."""
         return self.latency_ns + round(size_bytes * 1e9 / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskGraph:
-    """Tasks in the order of the sequential execution, which must be topological, and all that placing them takes.
+    """A placement problem's data: tasks in the order of the sequential execution, which must be topological.
 
-    Tensors name tasks by their numbers in that order; a tensor is copied once into each space that reads it. Spaces
-    without a link exchange nothing. `limits_bytes` bounds, by space, the memory of the tasks placed there.
-    `hand_over_ns` is lane time of a task, once, where any of its inputs is of another device. Raises InvalidValueError
-    for names twice or unknown, unknown numbers, tasks that no device can run, negative times, and an order that is not
-    topological.
+    - Tensors refer to tasks by number; a tensor is copied once into each space that reads it, over a link.
+    - `limits_bytes`: memory limit of the tasks in each space.
+    - `hand_over_ns`: lane time added to a task if any of its inputs is from another device.
+
+    Raises InvalidValueError for duplicate or unknown names, unknown numbers, tasks that no device can run, negative
+    times, and an order that is not topological.
     """
 
     devices: tuple[TaskDevice, ...]

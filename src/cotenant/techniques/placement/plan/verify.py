@@ -1,4 +1,4 @@
-"""A second look at a finished plan, written another way than the evaluator: what it breaks, in words."""
+"""Independent checker of plans: violated constraints in words, by other code than the evaluator's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, 
 
 
 def violations(problem: PlacementProblem, plan: TaskPlan, line: Timeline) -> list[str]:
-    """What a plan breaks: tasks that overlap on a lane, that start before an input can be there, memory limits.
+    """Violations of a plan with the times of `line`, empty if it holds.
 
-    Empty where it holds. Times are those of `line`, whose makespan must be that of the last task.
+    Checked: overlapping tasks on a lane, tasks that start before an input is available, memory limits, and the
+    makespan.
     """
     found = []
     names = [task.name for task in problem.graph.tasks]

@@ -1,8 +1,8 @@
-"""A window of a plan's order: what a plan costs that differs from another one inside the window alone.
+"""Incremental evaluation: the cost of a plan that differs from a surveyed plan within a window of the order only.
 
-What lies before the window does not change, and of what lies behind it the longest ways to the end are known: so an
-evaluation costs no more than the window is wide. That is exact where copies are delays and hand-overs cost nothing;
-else it is near: whether a copy is made before, in or behind the window may change.
+Times before the window do not change. Behind it, the longest paths to the end are stored. So an evaluation costs the
+width of the window. It is exact if copies are delays and hand-overs cost nothing. Otherwise it is approximate, as a
+copy may move into or out of the window.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from cotenant.inner_loop import Ints
 from cotenant.techniques.placement.plan.plan_loop import IMPOSSIBLE, FlatGraph, PlanScratch, clear, cost_of, play
 
 _BEFORE = 1 << 58
-"""Stands for the number of an evaluation where a copy is made before the window."""
+"""Value of `seen` for a copy that was made before the window."""
 _FAR = 1 << 58
 
 
 class View(NamedTuple):
-    """What a window sees of the plan around it.
+    """The plan around a window.
 
-    `free` and `busy` by resource: when it is free at the window's start, and its busy time outside the window. `ways`:
-    from the first thing behind the window that takes the resource to the end. `arrived`, `seen`: as in `PlanScratch`.
-    `readers`: by tensor and space the longest way from a reader behind the window to the end, -1 without one; `out`: by
-    task and space, from its end. `data` is scratch. `marks`: the window's two ends, and what the rest of the plan makes
-    of the makespan.
+    - `free`, `busy`, by resource: when it is free at the window's start, and its busy time outside the window.
+    - `ways`, by resource: longest path from its first use behind the window to the end.
+    - `readers`, by tensor and space: longest path from a reader behind the window, -1 without one; `out`: the same from
+      a task's end, by task and space.
+    - `arrived`, `seen`: as in `PlanScratch`; `data`: scratch; `marks`: the ends of the window, and the makespan of the
+      rest.
     """
 
     free: Ints
@@ -41,7 +42,7 @@ class View(NamedTuple):
 def survey(
     g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, position: Ints, low: int, high: int
 ) -> None:
-    """Look around from the window [low, high) of a plan that can run."""
+    """Fill the view of the window [low, high) of a feasible plan."""
     _look_forward(g, w, v, order, place, low, high)
     _look_back(g, w, v, order, place, high)
     n, spaces = g.sizes[0], g.sizes[2]
@@ -50,7 +51,7 @@ def survey(
         rest = max(rest, w.end[order[p]])
     for x in range(n * spaces):
         v.out[x] = 0
-    for p in range(high):  # the ways behind, those by copies that take turns with others included
+    for p in range(high):  # the paths behind, including those over queued copies
         j = order[p]
         if p < low:
             rest = max(rest, w.end[j] + v.data[j])
@@ -134,7 +135,7 @@ def _look_back(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, 
             if r != s:
                 cost = g.copy[(t * spaces + r) * spaces + s]
                 x = g.engine[r * spaces + s]
-                if x >= 0 and w.asked[key] == p:
+                if x >= 0 and w.requester[key] == p:
                     before = max(before, v.ways[x])
                     v.ways[x] = before + cost
                 before += cost
@@ -144,9 +145,9 @@ def _look_back(g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, 
 def look(
     g: FlatGraph, w: PlanScratch, v: View, order: Ints, place: Ints, cutoff: int, weights: Ints, used: Ints
 ) -> int:
-    """What a plan costs that differs from the surveyed one inside the window alone, as `plan_loop.cost_of` says.
+    """Cost (`plan_loop.cost_of`) of a plan that differs from the surveyed one within the window only.
 
-    `used` are the bytes by space. Gives IMPOSSIBLE as soon as the makespan is known to exceed `cutoff`.
+    `used`: bytes by space. Returns IMPOSSIBLE as soon as the makespan exceeds `cutoff`.
     """
     for x in range(g.sizes[4]):
         w.free[x] = v.free[x]

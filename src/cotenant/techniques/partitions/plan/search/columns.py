@@ -1,9 +1,11 @@
-"""What a partition can hold, as columns: batches of some loads that share a round, and the rates that they serve.
+"""Columns: batches of some loads that share the round of one partition, and the rates that they serve.
 
-A column runs its batches without a pause, one after the other or in groups (`group_steps`): that is the shortest duty
-cycle, and with the batches given it serves the most of every load at once. A configuration is one device with a column
-in each partition in use; it knows what the columns cost each other. Columns are the squishy tasks of Nexus (SOSP 2019),
-section 6.1; their search over batch, partition and time sharing together is that of GPU-let (ATC 2022), section 4.
+A column runs its batches without a pause, one after the other or in groups (`group_steps`). Batches `b_i` of latencies
+`L_i` have the shortest duty cycle `D = sum L_i` and serve load i at the rate `b_i / D`. A configuration is one device
+with a column in each partition in use, under their interference.
+
+Sources: squishy bin packing, Nexus (SOSP 2019), section 6.1; joint choice of batch, partition and time sharing, GPU-let
+(ATC 2022), section 4.
 """
 
 from __future__ import annotations
@@ -29,24 +31,24 @@ from cotenant.techniques.partitions.plan.types import (
 
 Floats = NDArray[np.float64]
 _DUTIES = 20
-"""Duty cycles for which a column is sought, evenly spread in their logarithm."""
+"""Duty cycles for which a column is proposed, at equal ratios."""
 _SAMPLES = 3
 _MEMORY_SHARES = np.array((0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8))
-"""Prices of a device's memory that are tried, as shares of what its partitions are worth."""
+"""Tried prices of a device's whole memory, as shares of the value of its partitions."""
 _KEPT = 1 << 18
 
 
 class Column(NamedTuple):
-    """A partition of some size and its slots: number of the load, and batch."""
+    """A partition of some size and its slots, each a load's number and a batch."""
 
     size: int
     slots: tuple[tuple[int, int], ...]
 
 
 class DeviceConfiguration(NamedTuple):
-    """A device's columns, their duty cycles and executions, and the rate of each load that they serve, in rows/s.
+    """The columns of a device, their duty cycles and executions, and the served rate of each load in rows/s.
 
-    `steps` are the positions of each column's slots by when they run; an execution is that of the step.
+    `steps`: the steps of each column, as positions of slots. `execution_ns`: of each slot the execution of its step.
     """
 
     columns: tuple[Column, ...]
@@ -57,14 +59,14 @@ class DeviceConfiguration(NamedTuple):
 
 
 class SplitTree(NamedTuple):
-    """Splits by what they begin with: a size, and what may follow it."""
+    """Prefix tree of splits: a partition size, and the sizes that may follow it."""
 
     size: int
     children: tuple[SplitTree, ...]
 
 
 class Grid(NamedTuple):
-    """Duty cycles in ns; by (duty cycle, load, batch) what fits and the rate served; by (load, batch) the ns taken."""
+    """Grid of duty cycles in ns. `fits`, `rate` (rows/s) by (duty cycle, load, batch); `time` (ns) by (load, batch)."""
 
     duty: Floats
     fits: NDArray[np.bool_]
@@ -73,11 +75,10 @@ class Grid(NamedTuple):
 
 
 class ColumnGenerator:
-    """All that loads can be given on one type of device. Pure; remembers what it has worked out.
+    """Proposes columns and evaluates configurations of loads on one type of device. Pure; results are cached.
 
-    `alone[size]` is the latency in ns of every load (rows) at every batch (columns), infinite where there is none.
-    `typical[size]` is what each load is slowed down by beside others, from a few samples: proposals rest on it, what
-    is promised rests on `config` alone.
+    `alone[size]`: latencies in ns by load (rows) and batch (columns), infinite where there is none. `typical[size]`:
+    sampled slowdown of each load beside others. Proposals use `typical`; `config` evaluates the exact slowdowns.
     """
 
     def __init__(
@@ -111,22 +112,21 @@ class ColumnGenerator:
         self.typical = {size: self._typical(size) for size in kind.sizes}
         self.groups = GroupSteps(cache.costs, self.loads, kind, self.rows, self.alone)
         self.gain = self.groups.gain() if self.groups else 1.0
-        """No round serves more than this times what it could without groups."""
+        """Upper bound of the throughput of rounds with groups over that of rounds without."""
         self.tree = _tree(kind.splits)
         self.grids = {size: self._grid(size) for size in kind.sizes}
         self._able: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """No configuration serves more than this of the loads, rates being worth `prices` a row/s; and what reaches it.
+        """Upper bound of the value of a configuration, at `prices` of a row/s by load; and the rates that reach it.
 
-        An upper bound: interference is left out, and memory counts with a price of its own, the best of some, which
-        bounds as any price does. Columns of one load are enough for it: several share a round at a weighted mean of
-        what each is worth a unit of time.
+        Interference is left out. Memory has a price: every price gives a bound (Lagrangian relaxation), and the best of
+        several is taken. Columns of one load suffice, as the value of a shared round is a weighted mean of them.
         """
-        worth = self._best * prices * self.gain  # by size and load
-        free = (worth.max(axis=1) * self._counts).sum(axis=1).max()
+        load_values = self._best * prices * self.gain  # by size and load
+        free = (load_values.max(axis=1) * self._counts).sum(axis=1).max()
         price = free * _MEMORY_SHARES / self.kind.memory_bytes
-        net = worth - price[:, None, None] * self._needs
+        net = load_values - price[:, None, None] * self._needs
         most = np.maximum(net.max(axis=2), 0.0)  # a partition may stay unused
         values = most @ self._counts.T + (price * self.kind.memory_bytes)[:, None]
         at = values.argmin(axis=0)  # by split the price of memory that bounds it best
@@ -135,11 +135,11 @@ class ColumnGenerator:
         chosen = net[at[split]].argmax(axis=1)
         served = np.zeros(len(prices))
         for size, count in enumerate(self._counts[split].tolist()):
-            served[chosen[size]] += count * worth[size, chosen[size]] / prices[chosen[size]]
+            served[chosen[size]] += count * load_values[size, chosen[size]] / prices[chosen[size]]
         return float(bounds[split]), served
 
     def able(self, size: int, number: int) -> tuple[Floats, Floats]:
-        """Latencies in ns and batches of a load with which it holds alone in a partition."""
+        """Latencies in ns and batches of a load that are feasible alone in a partition."""
         known = self._able.get((size, number))
         if known is None:
             time = self.alone[size][number]
@@ -148,16 +148,16 @@ class ColumnGenerator:
         return known
 
     def position(self, number: int, batch: int) -> int:
-        """Where a batch stands among those of a load."""
+        """Position of a batch among those of a load."""
         return self.positions[number][batch]
 
     def smaller(self, number: int, batch: int) -> int:
-        """The next batch that is about a tenth smaller; the smallest where there is none."""
+        """The largest batch that is at least 8 % smaller, else the smallest batch."""
         batches = list(self.positions[number])
         return max((each for each in batches if each <= 0.92 * batch), default=batches[0])
 
     def config(self, columns: Sequence[Column]) -> DeviceConfiguration | None:
-        """The columns side by side on a device; None where an SLO or the memory breaks."""
+        """The configuration of these columns on one device; None if an SLO or the memory limit is broken."""
         key = tuple(columns)
         if key in self._configs:
             return self._configs[key]
@@ -175,13 +175,13 @@ class ColumnGenerator:
         return made or self._arranged(columns, in_turn=True)
 
     def _arranged(self, columns: tuple[Column, ...], *, in_turn: bool) -> DeviceConfiguration | None:
-        """The columns with groups as they would be best without neighbours, or with none."""
+        """The configuration with the groups that are best without neighbours, or without groups if `in_turn`."""
         served = [0.0] * len(self.loads)
         duties, executions, steps = [], [], []
         for size, slots in columns:
-            turns: Steps = tuple((at,) for at in range(len(slots)))
+            single: Steps = tuple((at,) for at in range(len(slots)))
             best = None if in_turn else self.groups.arranged(size, slots, [1.0] * len(slots))
-            steps.append(best.steps if best else turns)
+            steps.append(best.steps if best else single)
         for index, (size, slots) in enumerate(columns):
             beside = [(other, steps[at]) for at, other in enumerate(columns) if at != index]
             took = [0] * len(slots)
@@ -199,7 +199,7 @@ class ColumnGenerator:
         return DeviceConfiguration(columns, tuple(duties), tuple(executions), tuple(served), tuple(steps))
 
     def _step_ns(self, step: Sequence[tuple[int, int]], size: int, beside: Sequence[tuple[Column, Steps]]) -> int:
-        """Time of a slot or a group beside these columns with their steps, the worst that these can make of it."""
+        """Execution in ns of a slot or a group, beside the worst co-runners of these columns with their steps."""
         if len(step) == 1:
             number, batch = step[0]
             sizes: tuple[int, ...] = (size,)
@@ -218,7 +218,7 @@ class ColumnGenerator:
         return math.ceil(alone * max(factors))
 
     def _lanes(self, column: Column, steps: Steps) -> list[list[CoRunner]]:
-        """What a column runs at a time: one of each list, as many of which there are as a step has members."""
+        """Co-runners of a column: at most one of each list at a time, with a list per member of its largest step."""
         if len(steps) == len(column.slots):
             return [[(self.loads[number].model, batch, column.size) for number, batch in column.slots]]
         lanes: list[list[CoRunner]] = [[] for _ in range(max(map(len, steps)))]
@@ -231,7 +231,7 @@ class ColumnGenerator:
         return lanes
 
     def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
-        """Time of one batch beside these columns, their slots in turn, the worst that one of each can make of it."""
+        """Execution in ns of one batch beside the worst slots of these columns, which run without groups."""
         others = [(column, tuple((at,) for at in range(len(column.slots)))) for column in beside]
         return self._step_ns([(number, batch)], size, others)
 
@@ -241,7 +241,7 @@ class ColumnGenerator:
         return self.duty_ns(column, [float(time[n, self.position(n, batch)]) for n, batch in column.slots])
 
     def duty_ns(self, column: Column, took: Sequence[float]) -> float:
-        """The shortest duty cycle of a column whose slots would take so long in turn; groups are slowed down alike."""
+        """The shortest duty cycle of a column, given the ns of each slot alone; groups have the same slowdowns."""
         if self.groups:
             alone = [self.alone[column.size][n, self.position(n, batch)] for n, batch in column.slots]
             factors = [float(ns / own) for ns, own in zip(took, alone, strict=True)]
@@ -251,21 +251,21 @@ class ColumnGenerator:
         return sum(took)
 
     def propose(self, size: int, wanted: Floats, prices: Floats, free_bytes: float, most: int) -> Column | None:
-        """A column of up to `most` slots that serves much of what is wanted, by typical slowdowns; None for nothing.
+        """A column of up to `most` slots of high value, under typical slowdowns; None if nothing can be served.
 
-        For each duty cycle of a grid the batches that serve the most a unit of time go first, and once more those
-        that serve the most: a knapsack filled greedily. The best of all these columns is given.
+        A greedy knapsack for each duty cycle of the grid, once by value per time and once by value. The best of these
+        columns, and of single loads, is returned.
         """
         duty, fits, rate, time = self.grids[size]
         active = np.flatnonzero((wanted > 0) & (self.best[size] > 0) & (self.memory <= free_bytes))
         if not len(active):
             return None
         time, rows = time[active], self.rows[active]
-        worth = prices[active, None] * np.minimum(wanted[active, None], rate[:, active])
-        worth = np.where(fits[:, active], worth, 0.0)
+        load_values = prices[active, None] * np.minimum(wanted[active, None], rate[:, active])
+        load_values = np.where(fits[:, active], load_values, 0.0)
         count, width, grid = len(active), rows.shape[1], len(duty)
         flat_time = time.reshape(-1)
-        keys = [(worth / time).reshape(grid, -1), worth.reshape(grid, -1)]
+        keys = [(load_values / time).reshape(grid, -1), load_values.reshape(grid, -1)]
         lines = np.arange(grid)
         owner = np.repeat(np.arange(count), width)
         needs = self.memory[active]
@@ -294,7 +294,7 @@ class ColumnGenerator:
     def _best_of(
         self, chosen: NDArray[Any], active: NDArray[Any], time: Floats, rows: Floats, wanted: Floats, prices: Floats
     ) -> list[tuple[int, int]] | None:
-        """The slots of the best of some choices, each a line of positions in (load, batch)."""
+        """The slots of the choice of highest value; a choice is a row of positions in (load, batch)."""
         there = chosen >= 0
         at = np.where(there, chosen, 0)
         loads = active[at // rows.shape[1]]
@@ -304,7 +304,7 @@ class ColumnGenerator:
         holds = (~there | (busy[:, None] + took <= self.slo[loads])).all(axis=1) & there.any(axis=1)
         gained = np.minimum(wanted[loads], batch * NS_PER_S / busy[:, None]) * prices[loads]
         value = np.where(holds, np.where(there, gained, 0.0).sum(axis=1), -1.0)
-        line = int((value * (1 - 1e-6 * busy / busy.max())).argmax())  # of equals the shortest
+        line = int((value * (1 - 1e-6 * busy / busy.max())).argmax())  # the shortest of equal ones
         if value[line] <= 0:
             return None
         picked = [
@@ -319,12 +319,12 @@ class ColumnGenerator:
         high = float(max(self.slo.max(), 2 * low))
         duty = np.geomspace(low, high, _DUTIES)
         shaped = duty[:, None, None]
-        # a round may end up shorter than the duty cycle that it was sought for: what holds is checked in the end
+        # The round may become shorter than this duty cycle, so feasibility is checked at the end.
         fits = (time <= shaped) & (2 * time <= self.slo[:, None]) & (0.8 * shaped + time <= self.slo[:, None])
         return Grid(duty, fits, self.rows * NS_PER_S / shaped, time)
 
     def _typical(self, size: int) -> Floats:
-        """Mean slowdown of each load beside single others in the largest partition that may stand beside it."""
+        """Mean slowdown of each load beside single other loads in the largest partition that may stand beside it."""
         beside = [sum(split) - size for split in self.kind.splits if size in split and len(split) > 1]
         if not self.interference or not beside:
             return np.ones(len(self.loads))
@@ -348,10 +348,10 @@ class ColumnGenerator:
 
 
 def device_plan(generator: ColumnGenerator, config: DeviceConfiguration, shares: Sequence[float]) -> DevicePlan:
-    """A configuration with a share of what it serves of each load. Spare time goes where slowdowns are borne best.
+    """The plan of a configuration, with `shares` of the served rates.
 
-    With the batches as they are, the duty cycle is stretched until SLOs bear as much as the round does, or until a
-    batch holds no more rows. The slots stand in the order of their steps.
+    The duty cycle is extended, with the same batches, until the SLOs bear only as large a slowdown as the round does.
+    It ends earlier when a batch is full. Slots are in the order of their steps.
     """
     made = []
     for column, duty, took, steps in zip(
@@ -379,7 +379,7 @@ def _less(split: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _tree(splits: Sequence[tuple[int, ...]]) -> tuple[SplitTree, ...]:
-    """Splits with their largest sizes first, those with a common beginning together."""
+    """Prefix tree of the splits, with the sizes of each split in descending order."""
     ordered = sorted(dict.fromkeys(tuple(sorted(split, reverse=True)) for split in splits), reverse=True)
     return _nodes([split for split in ordered if split])
 

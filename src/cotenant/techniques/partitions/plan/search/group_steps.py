@@ -1,8 +1,11 @@
-"""Steps of a round that are groups: which slots of a column start together, so that the round is the shortest.
+"""Groups of slots in a column: the partition of the slots into steps that makes the duty cycle shortest.
 
-All ways to part the slots of a column into steps are looked at: every slot alone, or groups of which the costs know. A
-step takes what its slot or its group takes, times the largest slowdown of its members. With the batches given the
-shortest round that holds serves the most of every load at once, as it does without groups.
+All set partitions of the slots into single slots and known groups are tried. With `T(s)` the latency of step s, and
+`f_i` the slowdown of slot i, the duty cycle `D` and the constraint are
+
+    E(s) = T(s) * max(f_i for i in s),    D = sum_s E(s),    D + E(s) <= SLO of all slots of s
+
+The shortest feasible round serves every load at the largest rate with these batches.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ Floats = NDArray[np.float64]
 Steps = tuple[tuple[int, ...], ...]
 """Positions of slots by step."""
 _MOST_CELLS = 20_000
-"""Groups that are looked at one by one for the largest gain of any, at most."""
+"""Most groups that are evaluated for the exact gain; with more, the gain is bounded by the number of members."""
 _KEPT = 1 << 17
 _MOST_GROUPS = 1500
-"""Combinations of batches of which groups are asked for, of the same loads; of more some batches are left out."""
+"""Most combinations of batches evaluated for a group of the same loads; of more, some batches are left out."""
 _MOST_CHOICES = 1 << 17
-"""Combinations of batches that are tried at once."""
+"""Most combinations of batches that are tried at once."""
 
 
 class Arrangement(NamedTuple):
-    """The steps of a round, of each slot the time of its step in ns, and the time of all steps."""
+    """The steps of a round, the execution in ns of each slot's step, and the duty cycle in ns."""
 
     steps: Steps
     took: tuple[float, ...]
@@ -41,10 +44,10 @@ class Arrangement(NamedTuple):
 
 
 class GroupSteps:
-    """The groups that loads may form in the partitions of one type of device. Pure; remembers what it has worked out.
+    """The groups that loads may form in the partitions of one type of device. Pure; results are cached.
 
-    `rows` are the batches of each load by position, 0 where there is none; `alone[size]` their latencies in ns,
-    infinite there.
+    `rows`: batches of each load by position, 0 where there is none; `alone[size]`: their latencies in ns, infinite
+    there.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class GroupSteps:
         return max(self.most.values()) > 1
 
     def gain(self) -> float:
-        """No group ends earlier than its members one after the other would, by more than this factor."""
+        """Upper bound of the time of the members one after the other, over that of their group."""
         most = max(self.most.values())
         numbers = range(len(self._loads))
         sets = [(s, each) for s, n in self.most.items() for k in range(2, n + 1) for each in combinations(numbers, k)]
@@ -82,9 +85,9 @@ class GroupSteps:
         return found
 
     def times(self, size: int, numbers: tuple[int, ...]) -> Floats | None:
-        """What groups of loads, whose numbers ascend, take in ns, by the positions of their batches.
+        """Latencies in ns of groups of these loads (ascending numbers), by the positions of their batches.
 
-        It is infinite where the costs know too little, or which was left out, and None where they do of all.
+        Infinite for groups that are unknown or left out; None if all are.
         """
         key = size, numbers
         if key not in self._times:
@@ -99,7 +102,7 @@ class GroupSteps:
         return self._times[key]
 
     def division(self, size: int, slots: Sequence[tuple[int, int]]) -> tuple[int, tuple[int, ...]] | None:
-        """What a group of slots (number of the load, batch) takes in ns, divided in the quickest way, and the sizes."""
+        """Least latency in ns of a group of slots (load's number, batch), and the part sizes; None if unknown."""
         key = size, tuple(slots)
         if key in self._divided:
             return self._divided[key]
@@ -113,7 +116,7 @@ class GroupSteps:
         return best
 
     def arranged(self, size: int, slots: Sequence[tuple[int, int]], factors: Sequence[float]) -> Arrangement | None:
-        """The shortest round that holds, its steps slowed down by `factors`; None where none does."""
+        """The shortest feasible round under slowdowns `factors` of the slots; None if there is none."""
         key = size, tuple(slots), tuple(factors)
         if key not in self._arranged:
             if len(self._arranged) >= _KEPT:
@@ -125,7 +128,7 @@ class GroupSteps:
         numbers = tuple(number for number, _ in slots)
         places = [self._place[number][batch] for number, batch in slots]
         best: Arrangement | None = None
-        for steps in self._partings(size, numbers):
+        for steps in self._set_partitions(size, numbers):
             took, duty = [0.0] * len(slots), 0.0
             for step in steps:
                 if len(step) == 1:
@@ -144,8 +147,10 @@ class GroupSteps:
                 best = Arrangement(steps, tuple(took), duty)
         return best
 
-    def grown(self, size: int, slots: Sequence[tuple[int, int]], number: int, factors: Sequence[float]) -> Floats:
-        """Duty cycles of a column with a slot more, by batch; infinite where no round holds. `factors` has its, too."""
+    def extended_duties(
+        self, size: int, slots: Sequence[tuple[int, int]], number: int, factors: Sequence[float]
+    ) -> Floats:
+        """Duty cycles of a column with one more slot, by its batch; infinite if infeasible. `factors` includes it."""
         numbers = [*slots, (number, 0)]
         picked = [*(np.array([self._place[n][batch]]) for n, batch in slots), np.arange(self._count(number))]
         best = np.full(self._rows.shape[1], np.inf)
@@ -158,9 +163,9 @@ class GroupSteps:
     def choices(
         self, size: int, numbers: Sequence[int], factors: Sequence[float]
     ) -> tuple[list[Floats], Floats] | None:
-        """Batches of each load, in one axis each, and the shortest duty cycle with them; infinite where none holds.
+        """Batches of each load, one axis a load, and the shortest duty cycle with them; infinite if infeasible.
 
-        Of too many combinations some batches are left out; None where even those are too many.
+        Of too many combinations, some batches are left out; None if even the rest is too many.
         """
         slots = [(number, 0) for number in numbers]
         able = [np.flatnonzero(2 * self._alone[size][n] <= self._slo[n]) for n in numbers]
@@ -193,13 +198,13 @@ class GroupSteps:
         picked: Sequence[NDArray[np.int64]],
         factors: Sequence[float],
     ) -> Iterator[tuple[Steps, list[Floats]]]:
-        """Every way to part slots into steps, in turn first, and the time of each slot's step.
+        """Every set partition of the slots into steps, single slots first, and the execution of each slot's step.
 
-        `picked` are the positions of the batches of each slot, which are an axis of the times.
+        `picked`: positions of the batches of each slot, one axis of the executions.
         """
         count = len(slots)
         numbers = tuple(number for number, _ in slots)
-        for steps in self._partings(size, numbers):
+        for steps in self._set_partitions(size, numbers):
             took: list[Floats] = [np.zeros(0)] * count
             for step in steps:
                 ordered = sorted(step, key=lambda at: numbers[at])
@@ -215,13 +220,13 @@ class GroupSteps:
                     took[at] = own.reshape(shape)
             yield steps, took
 
-    def _partings(self, size: int, numbers: tuple[int, ...]) -> list[Steps]:
-        """Ways to part slots into steps whose groups are known, every slot alone first."""
+    def _set_partitions(self, size: int, numbers: tuple[int, ...]) -> list[Steps]:
+        """Set partitions of the slots into single slots and known groups, that of single slots first."""
         key = size, numbers
         if key not in self._ways:
             self._ways[key] = [
                 steps
-                for steps in _partings(tuple(range(len(numbers))), self.most[size])
+                for steps in _set_partitions(tuple(range(len(numbers))), self.most[size])
                 if all(
                     len(step) == 1 or self.times(size, tuple(sorted(numbers[at] for at in step))) is not None
                     for step in steps
@@ -234,15 +239,15 @@ class GroupSteps:
 
 
 def _thinned(count: int, members: int) -> list[int]:
-    """Positions of the batches of which groups of so many members are asked for: all, or the least and ever fewer."""
+    """Positions of the batches that are evaluated for groups of so many members: all, or some at equal ratios."""
     most = int(_MOST_GROUPS ** (1 / members))
     if count <= most:
         return list(range(count))
     return sorted({round(each) - 1 for each in np.geomspace(1, count, most).tolist()})
 
 
-def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
-    """All partitions of some positions into sets of up to `most`, that of single ones first."""
+def _set_partitions(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
+    """All set partitions of positions into sets of up to `most`, that of single ones first."""
     if not positions:
         yield ()
         return
@@ -250,5 +255,5 @@ def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
     for count in range(most):
         for others in combinations(rest, count):
             left = tuple(at for at in rest if at not in others)
-            for steps in _partings(left, most):
+            for steps in _set_partitions(left, most):
                 yield ((first, *others), *steps)

@@ -1,13 +1,16 @@
-"""Anytime search for a plan on given devices: takes some columns or devices out, fills again, keeps what is no worse.
+"""Anytime local search (large neighbourhood search) for a plan on given devices.
 
-What counts is the part of the loads that is not served, each load weighted by what its rows are worth; the weights of
-those that stay unserved grow, so that the search turns to them (breakout). Serving the last row of a load counts for
-more than all others do: a remainder, however small, takes a slot, another copy of the model and often a partition. With
-rows alone the search leaves a little of many loads, for which there is no room in the end.
+With `m_i` the unserved rate of load i, `w_i` its weight and `l_i` a bonus for serving a load completely, minimise
 
-Columns come from a pool where there is one (`opt_pool`); beside each other their batches are chosen again for the
-slowdowns that they really have. Where little is missing, every column is tried with other batches and with one slot
-more. Deterministic: its budget is counted in configurations, not in seconds, and its random choices are seeded.
+    cost = sum of m_i * w_i + l_i over the loads with m_i > 0
+
+1. Remove some columns, or whole devices, and fill the space again, greedily by value under perturbed weights.
+2. Accept the new state if its cost is no higher. If little is missing, try other batches and one more slot in columns.
+3. Raise the weights of the loads that stay unserved (breakout), and repeat.
+
+The bonus is needed because a small remainder of a load takes a slot, another copy of the model and often a partition.
+Columns come from a pool if there is one (`opt_pool`). Beside each other, batches are chosen again for the exact
+slowdowns. Deterministic: the budget counts configurations, not seconds, and random choices are seeded.
 """
 
 from __future__ import annotations
@@ -27,28 +30,29 @@ from cotenant.techniques.partitions.plan.search.opt_pool import PricedColumns, r
 from cotenant.techniques.partitions.plan.types import NS_PER_S
 
 SERVED = 1e-10
-"""Share of a rate that counts as nothing."""
+"""Relative tolerance of an unserved rate."""
 _LEAVES = 2
-"""Splits whose best columns are looked at beside each other."""
+"""Splits per device for which columns are evaluated beside each other."""
 _PASSES = 3
-"""How often the batches beside each other are chosen again at most."""
+"""Most rounds of choosing batches again beside each other."""
 _GROWTH = 1.005
 _NOISE = 0.15
+"""Standard deviation of the logarithm of perturbed weights."""
 _LAST = 0.4
-"""Worth of the last row of a load, as a share of what all its rows are worth..."""
+"""Bonus for serving a load completely, as a share of the value of all its rows..."""
 _MOST_LAST = 0.3
-"""...or this part of a device is, if that is less: a load that fills devices ends with one remainder as well."""
+"""...but at most this share of a device's value: a load that fills devices has one remainder as well."""
 _SWAPS = 0.5
-"""Share of the moves that choose single columns anew, instead of whole devices."""
+"""Share of the moves that replace single columns instead of whole devices."""
 _CLOSE = 0.05
-"""Share of all worth that may be missing where single slots are worth looking at."""
+"""Share of the total value, up to which a missing rest starts the search over single slots."""
 _COLUMNS, _DEVICES = (1, 2, 3, 4), (1, 2)
-"""How many of them are chosen anew at a time."""
+"""Numbers of columns, and of devices, that one move replaces."""
 _MARGIN = 1e-7
 
 
 class SearchBudget:
-    """How many configurations a search may still make. Shared by all searches of one plan."""
+    """Remaining number of configurations to evaluate, shared by all searches of one plan."""
 
     __slots__ = ("left",)
 
@@ -57,9 +61,9 @@ class SearchBudget:
 
 
 class Search:
-    """A state of devices of the given types, with a configuration or nothing in each, and the moves that better it.
+    """Local search over devices of the given types, each with a configuration or none.
 
-    `rates` are wanted, in rows/s by load; `worth` is a share of a device for a row/s of each load.
+    `rates`: demand in rows/s by load; `row_values`: value of a row/s of each load, as a share of a device.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Search:
         generators: Mapping[str, ColumnGenerator],
         kinds: Sequence[str],
         rates: Floats,
-        worth: Floats,
+        row_values: Floats,
         budget: SearchBudget,
         *,
         most_slots: int,
@@ -77,15 +81,15 @@ class Search:
         self.generators = generators
         self.kinds = tuple(kinds)
         self.rates = rates
-        self.worth = worth
+        self.row_values = row_values
         self.budget = budget
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
-        self.is_restart = seed != 0  # another seed is another start
+        self.is_restart = seed != 0
         self.configs: list[DeviceConfiguration | None] = [None] * len(kinds)
-        is_priced = priced is not None and priced.least > 0  # else worth is a share of a device already
+        is_priced = priced is not None and priced.least > 0  # else row values are shares of a device
         device = min(generator.kind.price for generator in generators.values()) if is_priced else 1.0
-        self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / worth)
+        self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / row_values)
         self.pools = {} if priced is None else priced.pools
         self.memory = {} if priced is None else priced.memory
 
@@ -98,16 +102,16 @@ class Search:
         return total
 
     def missing(self, configs: Sequence[DeviceConfiguration | None]) -> Floats:
-        """Rates that these do not serve, in rows/s by load; what rounding may lose counts as served."""
+        """Unserved rates in rows/s by load, 0 within the tolerance."""
         rest: Floats = self.rates - self.served(configs)
         return np.where(rest > self.rates * SERVED, rest, 0.0)
 
     def run(self, start: Sequence[DeviceConfiguration | None]) -> bool:
-        """Search from a start until all is served; whether it is. The best state found is kept in `configs`."""
+        """Search from a start until all demand is served; whether it is. `configs` has the best state."""
         now = list(start)
-        weights = self.worth.copy()
+        weights = self.row_values.copy()
         lost = self.missing(now)
-        best = float(lost @ self.worth)
+        best = float(lost @ self.row_values)
         self.configs = list(now)
         is_first = True
         while best > 0 and self.budget.left > 0:
@@ -115,11 +119,11 @@ class Search:
             if not is_first and self.pools and self.random.random() < _SWAPS:
                 then = self._swapped(now, weights)
             else:
-                turn = empty if is_first and empty else self._turn(len(now))
-                then = [None if number in turn else config for number, config in enumerate(now)]
+                chosen = empty if is_first and empty else self._refilled(len(now))
+                then = [None if number in chosen else config for number, config in enumerate(now)]
                 is_noisy = self.is_restart or not empty
                 spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if is_noisy else 1.0
-                for number in turn:
+                for number in chosen:
                     then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
                     if self.budget.left <= 0:
                         break
@@ -127,20 +131,20 @@ class Search:
             lost_then = self.missing(then)
             if self._cost(lost_then, weights) <= self._cost(lost, weights) * 1.0001:
                 now, lost = then, lost_then
-                total = float(lost @ self.worth)
+                total = float(lost @ self.row_values)
                 if total < best:
-                    if self.pools and total < _CLOSE * float(self.rates @ self.worth):
+                    if self.pools and total < _CLOSE * float(self.rates @ self.row_values):
                         now = self._closed(now, weights)
                         lost = self.missing(now)
-                        total = float(lost @ self.worth)
+                        total = float(lost @ self.row_values)
                     best, self.configs = total, list(now)
             weights = np.where(lost > 0, weights * _GROWTH, weights)
-            if weights.max() > 1e3 * self.worth.max():
-                weights = np.sqrt(weights * self.worth)
+            if weights.max() > 1e3 * self.row_values.max():
+                weights = np.sqrt(weights * self.row_values)
         return best <= 0
 
     def _last(self, wanted: Floats, prices: Floats) -> Floats:
-        """What serving all that is wanted is worth, by load, beside its rows."""
+        """Bonus for serving the whole wanted rate, by load."""
         return np.where(wanted > 0, prices * self.remainder, 0.0)
 
     def _value(self, config: DeviceConfiguration, wanted: Floats, prices: Floats) -> float:
@@ -149,21 +153,21 @@ class Search:
         return float(np.minimum(wanted, served) @ prices + last[served >= wanted].sum())
 
     def _cost(self, lost: Floats, weights: Floats) -> float:
-        """What the missing rates are worth."""
+        """Cost of the unserved rates."""
         return float(lost @ weights + self._last(lost, weights).sum())
 
     def _swapped(self, now: Sequence[DeviceConfiguration | None], weights: Floats) -> list[DeviceConfiguration | None]:
-        """Some columns, wherever they are, chosen anew; the rest stays."""
+        """The state with some columns of any devices replaced."""
         then = list(now)
         places = [(d, c) for d, config in enumerate(now) if config is not None for c in range(len(config.columns))]
         if not places:
             return then
         self.budget.left -= 1
         count = min(len(places), int(self.random.choice(_COLUMNS)))
-        turn = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
+        chosen = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
         made: dict[int, list[Column | None]] = {}
         wanted = self.rates - self.served(now)
-        for device, index in turn:
+        for device, index in chosen:
             config = now[device]
             assert config is not None
             made.setdefault(device, list(config.columns))[index] = None
@@ -171,7 +175,7 @@ class Search:
                 wanted[number] += batch * NS_PER_S / config.duty_ns[index]
         wanted = np.where(wanted > self.rates * SERVED, wanted, 0.0)
         spread = np.exp(_NOISE * self.random.standard_normal(len(weights)))
-        for device, index in turn:
+        for device, index in chosen:
             old = now[device]
             assert old is not None
             generator, size = self.generators[self.kinds[device]], old.columns[index].size
@@ -196,7 +200,7 @@ class Search:
     def _related(
         self, now: Sequence[DeviceConfiguration | None], places: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """The places of columns; every other time those first that share loads with the first, or with what is lost."""
+        """The places of columns; at random, those first that share loads with the first one or with unserved loads."""
         if self.random.random() < 0.5:
             return places
         slots = [[] if (f := now[device]) is None else f.columns[index].slots for device, index in places]
@@ -206,7 +210,7 @@ class Search:
         return [places[at] for at in sorted(range(len(places)), key=lambda at: (at > 0, far[at]))]
 
     def _closed(self, now: Sequence[DeviceConfiguration | None], weights: Floats) -> list[DeviceConfiguration | None]:
-        """The same columns with better batches, and slots more for what is still missing, as long as that helps."""
+        """The state with better batches, and added slots for unserved loads, as long as the unserved value falls."""
         best = list(now)
         lost = float(self.missing(best) @ weights)
         is_better = True
@@ -231,7 +235,7 @@ class Search:
     def _variants(
         self, generator: ColumnGenerator, config: DeviceConfiguration, lost: Floats, wanted: Floats, weights: Floats
     ) -> list[list[Column]]:
-        """The configuration with better batches, and with each load that is missing added to one of its columns."""
+        """The columns with better batches, and with an unserved load added to one of them, in all ways."""
         columns = list(config.columns)
         found = [self._rebatched(generator, columns, wanted, weights, config.execution_ns)]
         for number in np.flatnonzero(lost).tolist():
@@ -239,21 +243,21 @@ class Search:
                 if len(column.slots) < self.most_slots and all(number != other for other, _ in column.slots):
                     first = int(generator.rows[number, 0])
                     slots = tuple(sorted((*column.slots, (number, first))))
-                    grown = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
-                    found.append(self._rebatched(generator, grown, wanted, weights, only=index))
+                    extended = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
+                    found.append(self._rebatched(generator, extended, wanted, weights, only=index))
         return found
 
-    def _turn(self, devices: int) -> list[int]:
-        """Devices to fill anew, in the order in which that is done."""
+    def _refilled(self, devices: int) -> list[int]:
+        """Devices to fill again, in this order."""
         count = min(devices, int(self.random.choice(_DEVICES)))
         return [int(number) for number in self.random.permutation(devices)[:count]]
 
     def fill(self, kind: str, wanted: Floats, prices: Floats) -> DeviceConfiguration | None:
-        """A configuration that serves much of what is wanted; None where nothing can be served."""
+        """A configuration of high value for the wanted rates; None if nothing can be served."""
         self.budget.left -= 1
         generator = self.generators[kind]
         leaves: list[tuple[float, list[Column]]] = []
-        self._grow(generator, generator.tree, [], 0.0, wanted, prices, float(generator.kind.memory_bytes), leaves)
+        self._extend(generator, generator.tree, [], 0.0, wanted, prices, float(generator.kind.memory_bytes), leaves)
         leaves.sort(key=lambda leaf: (-leaf[0], leaf[1]))
         best: tuple[float, DeviceConfiguration] | None = None
         for _, columns in leaves[:_LEAVES]:
@@ -264,7 +268,7 @@ class Search:
             return None
         return best[1]
 
-    def _grow(
+    def _extend(
         self,
         generator: ColumnGenerator,
         nodes: Sequence[SplitTree],
@@ -275,7 +279,7 @@ class Search:
         free_bytes: float,
         leaves: list[tuple[float, list[Column]]],
     ) -> None:
-        """Columns for every split, the largest partition first, each for what those before it leave."""
+        """Add greedy columns for every split, the largest partition first, each for the rates still unserved."""
         for node in nodes:
             free = free_bytes - generator.kind.partition_bytes
             column = self._column(generator, node.size, wanted, prices, free)
@@ -290,9 +294,9 @@ class Search:
                 if left[number] <= 0:
                     gained += float(last[number])
                 free -= float(generator.memory[number])
-            grown = [*columns, column]
-            leaves.append((gained, grown))
-            self._grow(generator, node.children, grown, gained, left, prices, free, leaves)
+            extended = [*columns, column]
+            leaves.append((gained, extended))
+            self._extend(generator, node.children, extended, gained, left, prices, free, leaves)
 
     def _column(
         self, generator: ColumnGenerator, size: int, wanted: Floats, prices: Floats, free_bytes: float
@@ -306,7 +310,7 @@ class Search:
         last = self._last(wanted, prices)
         values = pool.values(size, wanted, prices, last)
         price = self.memory.get(generator.kind.name, 0.0)
-        free = free_bytes + generator.kind.partition_bytes  # which those of the lines contain
+        free = free_bytes + generator.kind.partition_bytes  # the memory of lines includes it
         net = np.where((values > 0) & (lines.memory <= free), values - price * lines.memory, -np.inf)
         line = int(net.argmax())
         if net[line] == -np.inf:
@@ -314,16 +318,16 @@ class Search:
         column = pool.column(size, line)
         free -= float(lines.memory[line])
         while len(column.slots) < self.most_slots:
-            grown = pool.extended(column, wanted, prices, free, price, last)
-            if grown is column or not generator.groups:  # a third slot is enough where slots run in turn
-                return grown
-            column, free = grown, free - float(generator.memory[grown.slots[-1][0]])
+            extended = pool.extended(column, wanted, prices, free, price, last)
+            if extended is column or not generator.groups:  # a third slot is enough where slots run in turn
+                return extended
+            column, free = extended, free - float(generator.memory[extended.slots[-1][0]])
         return column
 
     def _held(
         self, generator: ColumnGenerator, columns: Sequence[Column], wanted: Floats, prices: Floats
     ) -> tuple[float, DeviceConfiguration] | None:
-        """The columns beside each other, with the batches that are best for the slowdowns that they really have."""
+        """The best configuration of these columns and its value, with batches chosen for the exact slowdowns."""
         best: tuple[float, DeviceConfiguration] | None = None
         for _ in range(_PASSES):
             config = generator.config(columns)
@@ -348,9 +352,9 @@ class Search:
         took: Sequence[Sequence[int]] | None = None,
         only: int = -1,
     ) -> list[Column]:
-        """The same loads in the same partitions, each column with the best batches for what the others leave.
+        """The columns with the best batches for the rates that the other columns leave.
 
-        `took` are the executions where they are known, of slots in turn; with `only` one column alone is changed.
+        `took`: executions in ns without groups, if known; `only`: index of the one column to change, -1 for all.
         """
         made = list(columns)
         if took is None or generator.groups:
@@ -389,10 +393,14 @@ class Search:
 
 
 def kept(
-    kinds: Sequence[str], names: Sequence[str], configs: Sequence[DeviceConfiguration], rates: Floats, worth: Floats
+    kinds: Sequence[str],
+    names: Sequence[str],
+    configs: Sequence[DeviceConfiguration],
+    rates: Floats,
+    row_values: Floats,
 ) -> list[DeviceConfiguration | None]:
-    """Of these configurations of devices of types `names`, those that serve the most, on devices of types `kinds`."""
-    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(configs[n].served, rates) @ worth))
+    """The configurations (of devices of types `names`) of highest value, assigned to devices of types `kinds`."""
+    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(configs[n].served, rates) @ row_values))
     start: list[DeviceConfiguration | None] = [None] * len(kinds)
     for number in order:
         for place, name in enumerate(kinds):

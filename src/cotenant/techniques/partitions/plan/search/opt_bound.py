@@ -1,21 +1,20 @@
-"""Lower bounds for plans: what even fractions of devices could not undercut.
+"""Lower bounds of the price of plans, by linear programming duality (Gilmore and Gomory, 1961).
 
-The dual of covering the rates by fractions of configurations (Gilmore and Gomory, 1961): whatever rates are worth, no
-plan is cheaper than all of them together over the most that a device can serve of them. Any prices make a bound. Two
-ways to say what a device can serve at most are kept:
+Let `r_i` be the rates, and `p_i >= 0` any prices of a row/s. Let `V(k)` bound the value that a device of type k serves
+at these prices. Then
 
-- of single loads (`ColumnGenerator.value`): a round of several serves no more a unit of time than the best of them
-  alone. Cheap, so prices for it are sought by multiplying up those of loads that the best device leaves out. It allows
-  a device to serve more of a load than is wanted.
-- of all rounds, with no load counting for more than is wanted of it (`pricing_bound`): `tighten` takes prices from
-  elsewhere, of rows and of a type's memory. With c the pricing bound of a column of each size after memory, a device of
-  memory M at m a byte is worth at most the largest sum of c over a split, plus m * M: columns pay for their memory at
-  the same price, and together they have no more than M. Partitions may stay unused, hence c is 0 at least. A plan
-  covers every rate, so that it covers it column by column as well when each counts for no more than is wanted.
+    number of devices of every plan >= sum_i p_i * r_i / max_k V(k)
 
-Both leave interference out, so that they hold for every plan with at most one slot of each load in a partition, and
-are not reached beside much interference. `least` makes the most of devices being whole: no choice of whole devices
-that is proven too little is a plan.
+Two bounds V are used:
+
+- Single loads (`ColumnGenerator.value`): a round serves at most the value per time of its best load alone. Prices are
+  improved by multiplicative updates: those of loads that the best device does not serve rise.
+- All rounds, where no load counts for more than its demand (`pricing_bound`). Prices come from the linear program
+  (`tighten`). `V = max over splits of sum_z max(0, c(z)) + m * M` for a device of memory `M` at the price `m` a byte.
+  `c(z)` is the pricing bound of a column of size z less its memory.
+
+Both leave out interference, so they hold for every plan with at most one slot of each load in a partition. `least` uses
+that devices are whole: it returns the price of the cheapest set of devices that is not refuted.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ from cotenant.techniques.partitions.plan.search.pricing_bound import pricing_bou
 ROUNDS = 60
 _STEP = 0.5
 _SLACK = 1e-8
-"""Share of a bound that is given up for what rounding and the checker's tolerance may lose."""
+"""Relative slack of bounds, for rounding and the checker's tolerance."""
 _CHOICES = 10_000
+"""Most sets of devices that are tried one by one."""
 _LOOKS = 10
-"""Choices of devices for which prices of their own are sought."""
+"""Sets of devices for which prices of their own are searched."""
 
 
 class Bound:
-    """Proofs of how much of the devices every plan takes, for loads, types of devices and their rates in rows/s."""
+    """Lower bounds of price and number of devices, for device types and rates in rows/s by load."""
 
     def __init__(self, generators: Mapping[str, ColumnGenerator], rates: Floats, rounds: int = ROUNDS) -> None:
         self._generators = dict(generators)
@@ -51,48 +51,50 @@ class Bound:
         self._proofs: list[tuple[float, dict[str, float]]] = []
 
     def tighten(self, rows: Floats, memory: Mapping[str, float], pools: Mapping[str, Pool]) -> list[tuple[str, Column]]:
-        """Take prices of a row/s of each load and of a byte of each type's memory, and prove what follows from them.
+        """Add the bound of given prices: of a row/s of each load, and of a byte of each type's memory.
 
-        `pools` say what is worth refining; any pools give a valid bound. Gives the columns that stand for the bounds,
-        by type of device; they need not hold.
+        `pools` guide the refinement; any pools give a valid bound. Returns the columns of the bounds by device type;
+        they may be infeasible.
         """
         values, made = {}, []
         for name, generator in self._generators.items():
             kind, price = generator.kind, memory.get(name, 0.0)
-            worth = {}
+            by_size = {}
             for size in kind.sizes:
                 lines = pools[name].lines[size]
                 taken = price * (lines.memory - kind.partition_bytes)
                 reached = float((pools[name].values(size, self._rates, rows) - taken).max(initial=0.0))
                 most, slots = pricing_bound(generator, size, self._rates, rows, price, reached)
                 made.append((name, Column(size, slots)))
-                worth[size] = max(0.0, most - price * kind.partition_bytes)
-            values[name] = max(sum(worth[size] for size in split) for split in kind.splits) + price * kind.memory_bytes
+                by_size[size] = max(0.0, most - price * kind.partition_bytes)
+            values[name] = (
+                max(sum(by_size[size] for size in split) for split in kind.splits) + price * kind.memory_bytes
+            )
         if rows @ self._rates > 0:
             self._proofs.append((float(rows @ self._rates), values))
         return made
 
     def price(self) -> float:
-        """A price that every plan costs at least, with as many devices of each type as may be."""
+        """Lower bound of the price of every plan, with any number of devices of each type."""
         costs = {name: generator.kind.price for name, generator in self._generators.items()}
         if min(costs.values()) <= 0:
             return 0.0
         found = self._best({name: 1 / cost for name, cost in costs.items()}, is_sum=False)
-        for worth, values in self._proofs:
+        for total_value, values in self._proofs:
             most = max(values[name] / cost for name, cost in costs.items())
-            found = max(found, worth / most if most > 0 else math.inf)
+            found = max(found, total_value / most if most > 0 else math.inf)
         return found * (1 - _SLACK)
 
     def devices(self) -> float:
-        """So many devices at least, whichever they are; infinite where none would do."""
+        """Lower bound of the number of devices, of any types; infinite if no number suffices."""
         found = self._best(dict.fromkeys(self._generators, 1.0), is_sum=False)
-        for worth, values in self._proofs:
+        for total_value, values in self._proofs:
             most = max(values.values())
-            found = max(found, worth / most if most > 0 else math.inf)
+            found = max(found, total_value / most if most > 0 else math.inf)
         return math.ceil(found * (1 - _SLACK)) if math.isfinite(found) else found
 
     def least(self, inventory: Sequence[str]) -> float:
-        """The price of the cheapest devices of an inventory that are not proven too little; infinite for none."""
+        """Price of the cheapest devices of an inventory that are not refuted; infinite if all are."""
         there = Counter(inventory)
         costs = {name: generator.kind.price for name, generator in self._generators.items() if there[name]}
         if math.prod(there[name] + 1 for name in costs) > _CHOICES:
@@ -112,18 +114,18 @@ class Bound:
         return math.inf
 
     def is_too_little(self, kinds: Sequence[str]) -> bool:
-        """Whether these devices are proven not to be enough."""
+        """Whether these devices are proven insufficient."""
         weights = {name: float(kinds.count(name)) for name in self._generators}
         return self._is_refuted(Counter(kinds)) or self._best(weights, is_sum=True) > 1 + _SLACK
 
     def _is_refuted(self, counts: Mapping[str, int]) -> bool:
         return any(
-            sum(counts.get(name, 0) * value for name, value in values.items()) < worth * (1 - _SLACK)
-            for worth, values in self._proofs
+            sum(counts.get(name, 0) * value for name, value in values.items()) < total_value * (1 - _SLACK)
+            for total_value, values in self._proofs
         )
 
     def _best(self, weights: Mapping[str, float], *, is_sum: bool) -> float:
-        """The largest found of: worth of all rates over the weighted value of the types, their sum or the largest."""
+        """Largest ratio found of the value of all rates to the weighted value of the types (their sum or maximum)."""
         if len(weights) == 1:  # only the scale differs
             ((name, weight),) = weights.items()
             if weight <= 0:
@@ -167,8 +169,8 @@ class Bound:
             served = np.sum([each for _, each in values], axis=0)
         else:
             total, served = max(values, key=lambda each: each[0])
-        worth = float(prices @ self._rates)
-        return (worth / total if total > 0 else math.inf), served
+        total_value = float(prices @ self._rates)
+        return (total_value / total if total > 0 else math.inf), served
 
     @staticmethod
     def _whole(generator: ColumnGenerator) -> Floats:

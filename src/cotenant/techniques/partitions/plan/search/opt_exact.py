@@ -1,7 +1,10 @@
-"""Exact answers for what is small: all configurations of a device, and the cheapest choice that covers all rates.
+"""Exact plans of small instances: enumerates the configurations of a device, and solves a covering problem.
 
-The choice is a covering problem for CP-SAT (OR-Tools, the extra `solver`), imported when it is first needed. It runs in
-one thread with a fixed seed and a limit of deterministic time, so that equal questions have equal answers.
+With configurations c of price `q_c` that serve load i at the rate `s_ci`, and integers `x_c`:
+
+    minimise sum_c q_c * x_c    subject to    sum_c s_ci * x_c >= r_i for all i
+
+CP-SAT (OR-Tools, the extra `solver`) solves it in one thread, with a fixed seed and a deterministic time limit.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import TypeVar
 from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats
 
 _UNITS = 10_000_000_000
-"""Parts into which a rate is cut for whole numbers. What a configuration serves is rounded up: every choice that serves
-all rates is then one for the solver too, so that its proofs hold. What it finds may lack some parts: it is checked.
+"""Integer units of a rate. Served rates are rounded up, so that the solver's proofs hold. Its solutions may serve a
+little less than the rates, so they are checked.
 """
 _PRICES = 100_000
 _T = TypeVar("_T")
@@ -32,10 +35,10 @@ def has_solver() -> bool:
 def all_configurations(
     generator: ColumnGenerator, rates: Floats, most_slots: int, limit: int
 ) -> list[DeviceConfiguration] | None:
-    """Every configuration of a device that none makes superfluous; None where more than `limit` have to be looked at.
+    """Every undominated configuration of a device; None if more than `limit` must be evaluated.
 
-    Rates beyond the wanted `rates` (rows/s by load) count for nothing. A column has at most one slot of each load.
-    Without interference, columns that serve no load more than another does are left out before they are combined.
+    Served rates count up to `rates` (rows/s by load). A column has at most one slot of each load. Without interference,
+    dominated columns are removed before they are combined.
     """
     numbers = range(len(generator.loads))
     columns: dict[int, list[Column]] = {}
@@ -72,7 +75,7 @@ def all_configurations(
 def _undominated(
     generator: ColumnGenerator, made: Iterable[tuple[DeviceConfiguration | None, _T]], rates: Floats
 ) -> list[tuple[DeviceConfiguration, _T]]:
-    """Those whose rates, up to the wanted ones, no other one's reach all."""
+    """The configurations that no other one dominates in all rates, counted up to the wanted `rates`."""
     ordered = sorted(
         (
             (tuple(min(rate, most) for rate, most in zip(config.served, rates.tolist(), strict=True)), config, what)
@@ -96,10 +99,10 @@ def cover(
     seconds: float,
     seed: int,
 ) -> tuple[list[tuple[str, DeviceConfiguration]] | None, bool]:
-    """The cheapest configurations that serve all rates, of a pool by type of device; None where there are none.
+    """The cheapest configurations of a pool (by device type) that serve all rates, or None; and whether that is proven.
 
-    `counts` are the devices of each type, `seconds` the deterministic time allowed. Also says whether the answer is
-    proven for this pool. The rates served may fall short by what `_UNITS` says.
+    `counts`: devices of each type; `seconds`: deterministic time limit. Served rates may fall short by the rounding of
+    `_UNITS`.
     """
     from ortools.sat.python import cp_model
 

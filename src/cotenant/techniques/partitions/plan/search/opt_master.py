@@ -1,9 +1,17 @@
-"""What rows are worth: the linear relaxation of choosing columns and splits, and its prices.
+"""Column generation: the linear relaxation (restricted master problem) over columns and splits, and its dual prices.
 
-Variables are fractions of columns and of split devices of each type; columns of a size take no more than the splits
-have, memory is shared by all devices of a type, every rate is covered, each column counting for no more of a load than
-is wanted. Solved by GLOP (OR-Tools, the extra `solver`) over a growing part of the columns.
-Source: Gilmore and Gomory (1961), with partitions in the place of patterns.
+Variables: fractions `x_c` of columns c, and `y_s` of devices (price `q`) with split s. Minimise `sum_s q * y_s` under
+
+- rates: `sum_c min(1, s_ci / r_i) * x_c >= 1` for each load i of rate `r_i`, served at `s_ci` by column c,
+- partitions: `sum_(c of size z) x_c <= sum_s n_sz * y_s` for each size z, with `n_sz` partitions in split s,
+- memory: `sum_c m_c * x_c <= sum_s y_s` for each device type, with `m_c` the share of its memory that column c takes.
+
+The dual prices are the values of a row/s and of a partition, and the price of memory.
+
+1. Solve over some columns by GLOP (OR-Tools, the extra `solver`).
+2. Add the columns of positive reduced value, at most `_ADDED` of each size; repeat until there are none.
+
+Source: Gilmore and Gomory (1961), with partitions instead of cutting patterns.
 """
 
 from __future__ import annotations
@@ -18,11 +26,11 @@ from cotenant.techniques.partitions.plan.search.opt_pool import Pool
 
 _ROUNDS = 60
 _ADDED = 150
-"""Columns that are added to the linear program in a round at most."""
+"""Most columns of a size that an iteration adds."""
 
 
 class DualPrices(NamedTuple):
-    """Of a row/s of each load and, by type of device, of a byte of its memory; and the least price of fractions."""
+    """Prices of a row/s of each load, and of a byte of memory by device type. `least`: optimum of the relaxation."""
 
     rows: Floats
     memory: dict[str, float]
@@ -32,9 +40,9 @@ class DualPrices(NamedTuple):
 def dual_prices(
     pools: Mapping[str, Pool], costs: Mapping[str, float], rates: Floats, more: Sequence[tuple[str, Column]] = ()
 ) -> DualPrices | None:
-    """Prices under which no column of the pools is worth more than it takes; None where not all can be served.
+    """Dual prices of the relaxation over all columns of the pools; None if some rate cannot be served.
 
-    `costs` are the prices of a device of each type, `more` columns beside those of the pools.
+    `costs`: price of a device of each type; `more`: columns besides those of the pools.
     """
     from ortools.linear_solver import pywraplp
 
@@ -61,7 +69,7 @@ def dual_prices(
     solver.Objective().SetMinimization()
     missing = []
     most = max(costs.values()) * 1e3 + 1
-    for cover in covers:  # so that there is an answer from the first
+    for cover in covers:  # makes the first programs feasible
         unserved = solver.NumVar(0.0, infinity, "")
         solver.Objective().SetCoefficient(unserved, most)
         cover.SetCoefficient(unserved, 1.0)
@@ -73,18 +81,18 @@ def dual_prices(
         holds[name].SetCoefficient(use, pool.memory_bytes(column) / pool.generator.kind.memory_bytes)
         for number, rate in pool.served(column).items():
             covers[number].SetCoefficient(use, min(1.0, rate / float(rates[number])))
-    for turn in range(_ROUNDS):
-        if turn and solver.Solve() != pywraplp.Solver.OPTIMAL:
+    for iteration in range(_ROUNDS):
+        if iteration and solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None
-        rows = np.array([cover.dual_value() for cover in covers]) if turn else np.ones(len(rates))
-        worth = {key: each.dual_value() if turn else 0.0 for key, each in has.items()}
-        bytes_ = {key: each.dual_value() if turn else 0.0 for key, each in holds.items()}
+        rows = np.array([cover.dual_value() for cover in covers]) if iteration else np.ones(len(rates))
+        size_prices = {key: each.dual_value() if iteration else 0.0 for key, each in has.items()}
+        bytes_ = {key: each.dual_value() if iteration else 0.0 for key, each in holds.items()}
         is_done = True
         for name, size, shares, is_in in columns:
             pool = pools[name]
             lines = pool.lines[size]
             memory = lines.memory / pool.generator.kind.memory_bytes
-            gain = (rows[lines.loads] * shares).sum(axis=0) + worth[name, size] + memory * bytes_[name]
+            gain = (rows[lines.loads] * shares).sum(axis=0) + size_prices[name, size] + memory * bytes_[name]
             gain = np.where(is_in, 0.0, gain)
             for line in np.argsort(-gain, kind="stable")[:_ADDED].tolist():
                 if gain[line] <= 1e-7:
@@ -98,7 +106,7 @@ def dual_prices(
                 covers[first].SetCoefficient(use, float(shares[0, line]))
                 if second != first:
                     covers[second].SetCoefficient(use, float(shares[1, line]))
-        if turn and is_done:
+        if iteration and is_done:
             break
     if any(unserved.solution_value() > 1e-6 for unserved in missing):
         return None

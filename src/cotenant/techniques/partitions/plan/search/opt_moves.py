@@ -1,4 +1,4 @@
-"""Steps between plans: devices that cost less, who moves when a plan changes, and which devices keep their places."""
+"""Differences between plans: cheaper sets of devices, tenants that move, and devices that keep their places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Pl
 
 
 def cheaper(kinds: Sequence[str], inventory: Sequence[str], types: Mapping[str, DeviceType]) -> list[tuple[str, ...]]:
-    """Devices that cost less than these: one fewer, or one replaced by another type; the cheapest first."""
+    """Sets of devices cheaper than these: one device fewer, or one replaced by a cheaper type; the cheapest first."""
 
     def price(names: Sequence[str]) -> float:
         return sum(types[name].price for name in names)
@@ -28,21 +28,21 @@ def cheaper(kinds: Sequence[str], inventory: Sequence[str], types: Mapping[str, 
 
 
 def aligned(plan: Plan, running: Plan) -> Plan:
-    """The plan with its devices in the order of those running ones that they are most like."""
+    """The plan with its devices in the order of the most similar running devices."""
     places = _places(plan, running)
     order = sorted(range(len(plan.devices)), key=lambda number: (places[number], number))
     return replace(plan, devices=tuple(plan.devices[number] for number in order))
 
 
 def moved(plan: Plan, running: Plan) -> tuple[str, ...]:
-    """The tenants whose partitions change: other devices or other sizes. Another batch or rate moves nobody."""
+    """The tenants with other partitions (device or size) than now. Another batch or rate moves no tenant."""
     places = _places(plan, running)
     now, then = _homes(running, list(range(len(running.devices)))), _homes(plan, places)
     return tuple(sorted(tenant for tenant in then if now.get(tenant) != then[tenant]))
 
 
 def _places(plan: Plan, running: Plan) -> list[int]:
-    """For each device the running one that it takes over, the most alike first; numbers beyond for others."""
+    """For each device, the number of the running one that it replaces (most similar first), else a new number."""
     found = match(
         (_likeness(new, old), number, place)
         for number, new in enumerate(plan.devices)
@@ -71,7 +71,7 @@ def _homes(plan: Plan, places: list[int]) -> dict[str, Counter[tuple[int, int]]]
 
 
 def limited(device: DeviceType, most_partitions: int) -> DeviceType:
-    """The type with those splits alone that have so few partitions; 0 for all."""
+    """The type without splits into more than `most_partitions` partitions; 0 keeps all."""
     if not most_partitions:
         return device
     return replace(device, splits=tuple(split for split in device.splits if len(split) <= most_partitions))

@@ -1,7 +1,7 @@
-"""All columns of one load and of two that are worth making, as arrays: a whole partition is proposed at a glance.
+"""Pool of columns of one and two loads, as arrays, from which the best column of a partition is chosen.
 
-Of the batches of two loads only those stay that no other ones of the same two match in both rates, each up to the rate
-that is wanted. Pairs are enough to begin with; `extended` adds a third load where it helps.
+Of the batches of a pair of loads, only those undominated in both rates (up to the demand) are kept. `extended` adds
+further loads to a column.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cotenant.techniques.partitions.plan.types import NS_PER_S
 
 Ints = NDArray[np.int64]
 MOST_WORK = 30_000_000
-"""Pairs of batches that may be looked at for one type of device; some two seconds."""
+"""Most pairs of batches that are evaluated for one device type; about two seconds."""
 _MOST_SLOTS = 3
 _SHAPES = (((-1,),), ((-1, 1), (1, -1)), ((-1, 1, 1), (1, -1, 1), (1, 1, -1)))
 
 
 class Lines(NamedTuple):
-    """Columns of one size by line: two loads (or one, twice, with nothing for the second), batches, rates, memory."""
+    """Columns of one size, a line each: two loads (a single load twice, with batch 0), batches, rates and memory."""
 
     loads: Ints
     batches: Ints
@@ -32,7 +32,7 @@ class Lines(NamedTuple):
 
 
 class Pool:
-    """The columns of one type of device, beside neighbours as they typically are, or as if there were none."""
+    """The columns of one device type, beside typical neighbours, or without neighbours if `alone`."""
 
     def __init__(self, generator: ColumnGenerator, rates: Floats, *, alone: bool = False) -> None:
         self.generator = generator
@@ -46,9 +46,9 @@ class Pool:
             self.lines[size] = _lines(generator, size, time, rates)
 
     def values(self, size: int, wanted: Floats, prices: Floats, last: Floats | None = None) -> Floats:
-        """What each line of a size serves of what is wanted, at these prices of a row/s.
+        """Value of each line of a size for the wanted rates, at these prices of a row/s.
 
-        `last` is added for each load of which all that is wanted is served.
+        `last`: bonus for each load that is served completely.
         """
         lines = self.lines[size]
         needs = wanted[lines.loads]
@@ -67,7 +67,7 @@ class Pool:
         memory_price: float,
         last: Floats | None = None,
     ) -> Column:
-        """The column with a slot more, of the load and batch that add the most; as it is where none adds anything."""
+        """The column with one more slot, of the load and batch that add the most value; unchanged if none does."""
         generator, size = self.generator, column.size
         last = np.zeros(len(wanted)) if last is None else last
         time = self.time[size]
@@ -75,7 +75,7 @@ class Pool:
         took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
         busy = generator.duty_ns(column, took)
         if generator.groups:
-            duty = self._grown(column)
+            duty = self._extended_duties(column)
             holds = np.isfinite(duty)
         else:
             slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
@@ -86,13 +86,13 @@ class Pool:
         if not holds.any():
             return column
         rounds = NS_PER_S / duty
-        value = _worth(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
+        value = _value(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
         value -= (memory_price * generator.memory)[:, None]
         before = 0.0
         for number, batch in column.slots:
             own = wanted[number], prices[number], last[number]
-            value += _worth(batch * rounds, *own)
-            before += float(_worth(batch * NS_PER_S / busy, *own))
+            value += _value(batch * rounds, *own)
+            before += float(_value(batch * NS_PER_S / busy, *own))
         value = np.where(holds, value, -np.inf)
         at = int(value.argmax())
         number, place = divmod(at, value.shape[1])
@@ -101,34 +101,34 @@ class Pool:
         return Column(size, (*column.slots, (number, int(generator.rows[number, place]))))
 
     def served(self, column: Column) -> dict[int, float]:
-        """The rates of a column's loads, in rows/s."""
+        """Served rates of a column's loads, in rows/s."""
         time = self.time[column.size]
         took = [float(time[number, self.generator.position(number, batch)]) for number, batch in column.slots]
         duty = self.generator.duty_ns(column, took)
         return {number: batch * NS_PER_S / duty for number, batch in column.slots}
 
     def memory_bytes(self, column: Column) -> int:
-        """What a column takes of a device's memory."""
+        """Memory of a column's models and its partition."""
         costs, models = self.generator.cache.costs, (self.generator.loads[number].model for number, _ in column.slots)
         return sum(map(costs.memory_bytes, dict.fromkeys(models))) + self.generator.kind.partition_bytes
 
     def rebatched(self, column: Column, wanted: Floats, prices: Floats) -> Column | None:
-        """The column with the batches that serve the most; None where none hold, or there are too many to try."""
+        """The column with the batches of highest value; None if none are feasible, or too many would be tried."""
         alone, time = self.generator.alone[column.size], self.time[column.size]
         numbers = [number for number, _ in column.slots]
         factors = [float(time[number, 0] / alone[number, 0]) for number in numbers]
         found = rebatched(self.generator, column, factors, wanted, prices)
         return None if found is None else found[1]
 
-    def _grown(self, column: Column) -> Floats:
-        """Duty cycles of the column with a slot more, by load and batch; infinite where none holds."""
+    def _extended_duties(self, column: Column) -> Floats:
+        """Duty cycles of the column with one more slot, by its load and batch; infinite if infeasible."""
         generator, numbers = self.generator, [number for number, _ in column.slots]
         slowed = self.time[column.size][:, 0] / generator.alone[column.size][:, 0]
         duty = np.full(generator.rows.shape, np.inf)
         for number in range(len(generator.loads)):
             if number not in numbers:
                 factors = slowed[[*numbers, number]].tolist()
-                duty[number] = generator.groups.grown(column.size, column.slots, number, factors)
+                duty[number] = generator.groups.extended_duties(column.size, column.slots, number, factors)
         return duty
 
     def column(self, size: int, line: int) -> Column:
@@ -139,9 +139,9 @@ class Pool:
 
 
 class PricedColumns(NamedTuple):
-    """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory.
+    """Pools by device type, with prices of a row/s of each load and of a byte of each type's memory.
 
-    `least` is the price of fractions of these columns, 0 where it is not known; whole devices seldom cost less.
+    `least`: optimum of the relaxation over these columns, 0 if unknown. Plans of whole devices are seldom cheaper.
     """
 
     pools: dict[str, Pool]
@@ -151,7 +151,7 @@ class PricedColumns(NamedTuple):
 
 
 def is_affordable(generator: ColumnGenerator) -> bool:
-    """Whether all pairs of batches can be looked at."""
+    """Whether evaluating all pairs of batches is affordable."""
     loads, batches = generator.rows.shape
     return loads * loads // 2 * batches * batches * len(generator.kind.sizes) <= MOST_WORK
 
@@ -164,10 +164,10 @@ def rebatched(
     prices: Floats,
     last: Floats | None = None,
 ) -> tuple[float, Column] | None:
-    """The batches of the same loads that serve the most, slowed down by `factors`; None where no batches hold.
+    """The batches of highest value for a column's loads under slowdowns `factors`, with the value; None if infeasible.
 
-    `last` is added for each load of which all that is wanted is served. All combinations are tried, up to three loads
-    (where groups are known, as many as there are not too many of); with more there is no answer.
+    `last`: bonus for each load that is served completely. All combinations of up to three loads are tried, with groups
+    up to `_MOST_CHOICES` combinations; None if there are more.
     """
     numbers = [number for number, _ in column.slots]
     count = len(numbers)
@@ -195,7 +195,7 @@ def rebatched(
     rounds = NS_PER_S / duty
     value = np.zeros(duty.shape)
     for number, batch in zip(numbers, batches, strict=True):
-        value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
+        value += _value(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
     value[is_late] = -1.0
     at = int(value.argmax())
     if value.flat[at] < 0:
@@ -205,8 +205,8 @@ def rebatched(
     return float(value.flat[at]), Column(column.size, slots)
 
 
-def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
-    """What rates are worth, where `wanted` is, at a price of a row/s, and `last` where all of that is served."""
+def _value(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
+    """Value of rates, up to the wanted ones, at a price of a row/s; plus `last` if the wanted rate is reached."""
     return np.minimum(wanted, rate) * price + last * (rate >= wanted)
 
 
@@ -269,7 +269,7 @@ def _grouped(
     duty: Floats,
     holds: NDArray[np.bool_],
 ) -> None:
-    """Put the groups of a load with its partners in, where they hold and run in turn takes longer or does not hold."""
+    """Update `duty` and `holds` for groups of a load with its partners that are feasible and faster than in turn."""
     slowed = time[:, 0] / generator.alone[size][:, 0]
     for place, second in enumerate(partners.tolist()):
         known = generator.groups.times(size, (first, second))
@@ -284,7 +284,7 @@ def _grouped(
 
 
 def _undominated(pair: Floats, share: Floats, other: Floats) -> Ints:
-    """Of each pair the lines whose shares of the two rates, up to all of them, no other line's reach both."""
+    """Of each pair of loads the lines that no other line dominates in both shares of the rates, each up to 1."""
     share, other = np.minimum(share, 1.0), np.minimum(other, 1.0)
     order = np.lexsort((-other, -share, pair))
     key = 2 * np.unique(pair, return_inverse=True)[1][order] + other[order]

@@ -1,4 +1,4 @@
-"""What leads the search for a plan: columns at hand, what rows are worth, and proofs from the same prices."""
+"""Prices for the search of a plan, from the linear relaxation, and tighter bounds from the same prices."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from cotenant.techniques.partitions.plan.search.opt_master import DualPrices, du
 from cotenant.techniques.partitions.plan.search.opt_pool import Pool, PricedColumns, is_affordable
 
 _PROOFS = 3
-"""How often prices are sought for a bound at most."""
+"""Most iterations of tightening a bound."""
 _GUESSES = 6
-"""How often columns are guessed before each of these."""
-_GROWN = 40
-"""Columns of a size that are tried with a load more."""
+"""Most rounds of guessing columns before each of these."""
+_EXTENDED = 40
+"""Columns of a size that are extended by a load."""
 _GAIN = 1e-4
-"""Share of a device that a guess has to be worth beyond them."""
+"""Value, as a share of a device, by which a guessed column must exceed all others."""
 
 
 def priced_columns(
-    generators: Mapping[str, ColumnGenerator], rates: Floats, worth: Floats, *, solver: bool
+    generators: Mapping[str, ColumnGenerator], rates: Floats, row_values: Floats, *, solver: bool
 ) -> PricedColumns | None:
-    """Columns beside typical neighbours and their prices, `worth` without the solver; None where there are too many."""
+    """Pools beside typical neighbours and their prices (`row_values` without the solver); None if too large."""
     if not all(is_affordable(generator) for generator in generators.values()):
         return None
     pools = {name: Pool(generator, rates) for name, generator in generators.items()}
     prices = _prices(pools, rates) if solver else None
     if prices is None:
-        return PricedColumns(pools, worth, {})
-    # a load that has no price would never be served, and any is served in the end
-    return PricedColumns(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
+        return PricedColumns(pools, row_values, {})
+    # a load of price 0 would never be chosen, but every load must be served
+    return PricedColumns(pools, np.maximum(prices.rows, 0.02 * row_values), prices.memory, prices.least)
 
 
 def proven(
@@ -42,11 +42,11 @@ def proven(
     rates: Floats,
     is_enough: Callable[[float], bool] = lambda _: False,
 ) -> None:
-    """Tighten a bound by the prices of columns that know no interference. Needs the solver.
+    """Tighten a bound by the dual prices of columns without interference. Needs the solver.
 
-    Columns of three and more loads that are worth more than these prices say are added, and prices found again, until
-    there are none, the bound is enough, or it has been tried a few times. Such columns are guessed as long as that
-    finds any, as a proof takes longer. `is_enough` is told the least price of fractions: no prices prove more.
+    1. Solve the relaxation. Add guessed columns of three and more loads with a positive reduced value, and repeat.
+    2. Compute the pricing bound. Add its columns, and repeat from 1 up to `_PROOFS` times.
+    3. Stop if no column was added, or if `is_enough(optimum of the relaxation)`, which no prices can exceed.
     """
     pools = {name: Pool(generator, rates, alone=True) for name, generator in generators.items()}
     more: dict[tuple[str, Column], None] = {}
@@ -67,7 +67,7 @@ def proven(
             if len(column.slots) > 2:
                 generator = generators[name]
                 better = pools[name].rebatched(column, rates, prices.rows) or column
-                for number in range(len(better.slots)):  # what holds but for rounding holds with smaller batches
+                for number in range(len(better.slots)):  # smaller batches correct what rounding made infeasible
                     if generator.config((better,)) is not None:
                         more[name, better] = None
                         break
@@ -79,19 +79,19 @@ def proven(
 
 
 def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: DualPrices) -> list[tuple[str, Column]]:
-    """The best columns of the pools with a load more, where that makes them worth more than any without."""
+    """The best columns of the pools, extended, if they have a higher value than all columns of the pools."""
     found = []
     for name, pool in pools.items():
         kind, price = pool.generator.kind, prices.memory[name]
         for size, lines in pool.lines.items():
             net = pool.values(size, rates, prices.rows) - price * lines.memory
             most = float(net.max(initial=0.0))
-            for line in np.argsort(-net, kind="stable")[:_GROWN].tolist():
+            for line in np.argsort(-net, kind="stable")[:_EXTENDED].tolist():
                 column, free = pool.column(size, line), kind.memory_bytes - float(lines.memory[line])
-                grown = pool.extended(column, rates, prices.rows, free, price)
-                worth = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(grown).items())
-                if len(grown.slots) > 2 and worth - price * pool.memory_bytes(grown) > most + _GAIN:
-                    found.append((name, grown))
+                extended = pool.extended(column, rates, prices.rows, free, price)
+                row_values = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(extended).items())
+                if len(extended.slots) > 2 and row_values - price * pool.memory_bytes(extended) > most + _GAIN:
+                    found.append((name, extended))
     return found
 
 

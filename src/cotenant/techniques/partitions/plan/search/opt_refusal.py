@@ -1,4 +1,4 @@
-"""Why there is no plan: the load that misses the most after a search, and what keeps it from being served."""
+"""Reason for an infeasible instance: the load with the largest unserved share, and the constraint that breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cotenant.techniques.partitions.plan.search.local_search import Search
 from cotenant.techniques.partitions.plan.types import DEVICES, INTERFERENCE, MEMORY, DeviceType, Infeasible, Load
 
 Relaxed = Callable[[bool, bool], bool]
-"""Whether a short search serves everything, given whether interference and memory count."""
+"""Whether a short search serves all loads, given whether interference and memory are constraints."""
 
 
 def refusal(
@@ -20,18 +20,18 @@ def refusal(
     is_too_little: bool,
     would_do: Relaxed,
 ) -> Infeasible:
-    """The constraint without which it would go, and the load of which the largest share stays unserved.
+    """The constraint without which the loads fit, and the load with the largest unserved share.
 
-    A search that goes better by chance when it looks away from something proves nothing where that is not there:
-    interference is named only if some model slows another down, memory only if a device cannot hold all models.
+    A relaxed search may succeed by chance. So interference is named only if some model slows another one down, and
+    memory only if a device cannot hold all models.
     """
     lost = search.missing(search.configs)
-    worst = int((lost * search.worth).argmax())
+    worst = int((lost * search.row_values).argmax())
     load = loads[worst]
     served = load.rate_per_s - float(lost[worst])
     found = f"tenant {load.tenant!r} gets {served:.4g} of {load.rate_per_s:.4g} rows/s of model {load.model!r}"
     if is_too_little:
-        detail = f"{found}; all loads together are more than these {len(devices)} devices serve, however divided"
+        detail = f"{found}; no split of these {len(devices)} devices serves all loads"
         return Infeasible(load.tenant, DEVICES, detail)
     models = sorted({load.model for load in loads})
     if cache.interferes(models, devices) and would_do(False, True):
@@ -39,5 +39,5 @@ def refusal(
     needed = sum(cache.costs.memory_bytes(model) for model in models)
     is_tight = any(kind.memory_bytes < max(map(len, kind.splits)) * (needed + kind.partition_bytes) for kind in devices)
     if is_tight and would_do(True, False):
-        return Infeasible(load.tenant, MEMORY, f"{found}; the devices' memory is too little for it")
+        return Infeasible(load.tenant, MEMORY, f"{found}; the devices' memory is too small for it")
     return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(devices)}, without room for the rest")

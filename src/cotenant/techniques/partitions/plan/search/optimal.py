@@ -1,9 +1,11 @@
-"""The cheapest plan that can be found, and how much cheaper any plan could be: column search, CP-SAT and a bound.
+"""Planner `ours`: column generation, local search and exact covering, with a lower bound of the price.
 
-A device is a split into columns (`columns`), a plan a choice of configurations that covers all rates. That is a
-configuration problem: its linear relaxation says what rows are worth (`opt_master`), which leads the search and bounds
-it (`opt_bound`); small ones are solved exactly (`opt_exact`), and an anytime local search (`local_search`) does the
-rest, from the plan of elastic partitioning or from the running one.
+A plan is a set of configurations (`columns`) that covers all rates: a configuration problem, like cutting stock.
+
+1. Start from the running plan and that of elastic partitioning. Solve small instances exactly (`opt_exact`).
+2. Solve the linear relaxation (`opt_master`); its dual prices guide a greedy start and the local search.
+3. Search cheaper sets of devices by local search (`local_search`), down to the lower bound (`opt_bound`).
+4. If savings remain possible, tighten the bound (`opt_pricing`), and search again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.partitions.plan.check import check_plan
@@ -33,22 +36,31 @@ from cotenant.techniques.partitions.plan.search.opt_moves import aligned, cheape
 from cotenant.techniques.partitions.plan.search.opt_pool import PricedColumns
 from cotenant.techniques.partitions.plan.search.opt_pricing import priced_columns, proven
 from cotenant.techniques.partitions.plan.search.opt_refusal import refusal
-from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
+from cotenant.techniques.partitions.plan.types import (
+    Costs,
+    DeviceType,
+    Infeasible,
+    Load,
+    Plan,
+    Planner,
+    checked,
+    padded,
+)
 
 CONFIGURATIONS_PER_S = 600
-"""Configurations that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
+"""Configurations that a core evaluates in a second (20 loads): converts time limits into budgets of work."""
 _SLICE, _FRESH = 80, 400
-"""Configurations before a search starts again from elsewhere: from a plan's devices, and from nothing."""
+"""Configurations of one attempt of the search: from the devices of a plan, and from empty devices."""
 _PROOF_CONFIGURATIONS = 0.04
-"""Work of a tighter bound in configurations for each load, batch and size."""
+"""Work of a tighter bound, in configurations for each load, batch and size."""
 _RESTARTS = 3
 _SMALL = 20_000
-"""Columns and configurations of a type of device that are looked at one by one for an exact answer."""
+"""Most columns and configurations of a device type that are enumerated for an exact answer."""
 _SOLVER_S = 0.5
 
 
 class State(NamedTuple):
-    """Devices in use by the names of their types, each with its configuration."""
+    """The types of the devices in use, and their configurations."""
 
     kinds: tuple[str, ...]
     configs: tuple[DeviceConfiguration, ...]
@@ -56,14 +68,15 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan or why there is none; a price that every plan costs at least; whether the answer is proven best.
+    """A plan or why there is none, a lower bound of the price, and whether the plan is proven optimal.
 
-    Both are said of plans with at most one slot of each tenant in a partition, in the groups that would make its round
-    the shortest without neighbours or in none, and with the planner's number of partitions on a device. A tenant may
-    have two slots in a round, which the checker accepts and a running plan may hold; such plans are not looked for, and
-    one may be cheaper, or serve what is said to be too much.
+    Bound and proof cover plans
 
-    `price` is that of the plan's devices, infinite without one. `moved` are the tenants whose partitions change.
+    - with at most one slot of each tenant in a partition (the checker also accepts two),
+    - with the groups that make a round shortest without neighbours, or with no groups,
+    - with at most the planner's number of partitions on a device.
+
+    `price`: price of the plan's devices, infinite without a plan. `moved`: tenants that change partitions.
     """
 
     plan: Plan | Infeasible
@@ -74,26 +87,23 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """How much dearer the plan is than the bound, as a share of the bound."""
+        """Excess of the plan's price over the bound, as a share of the bound."""
         return self.price / self.bound - 1 if self.bound > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Optimal:
-    """Fewest devices, or the least price, first; then as few tenants moved as may be; then slack.
+class Optimal(Planner):
+    """Minimises the price of the devices, then the number of moved tenants, then maximises slack.
 
-    Every split of a device may be used, with up to `most_partitions` partitions (0 for any number), each with up to
-    `most_slots` tenants. A tenant may be in several partitions, with a batch of its own in each. Interference is
-    respected as it is: every slot runs as slowly as the worst of its co-runners makes it, and where a proposal does not
-    hold its batches are made smaller. What is given has passed the checker.
+    The plan passes the checker, and is never more expensive than that of elastic partitioning with interference. A
+    tenant may be in several partitions, with a batch of its own in each. Every slot runs as slowly as its worst
+    co-runners make it.
 
-    The answer is never dearer than that of elastic partitioning with interference. `time_limit_s` is what the search
-    for any plan may take, `saving_s` what that for cheaper ones may take after it. Both are counted in work done, on a
-    core like that of `CONFIGURATIONS_PER_S`, not by the clock: equal questions have equal answers. With the
-    extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few configurations are solved
-    exactly (over the plans that `Found` names), all others are searched by the prices of a linear program, and where
-    much may be spent on savings a tighter bound is proven first. Without it the search has no such prices. `move_cost`
-    is the price of moving a tenant from where it runs.
+    - `most_partitions` of a device (0 for any number), `most_slots` of a partition.
+    - `time_limit_s` for finding any plan, `saving_s` for cheaper plans after that. Both count work done at
+      `CONFIGURATIONS_PER_S`, not the clock, so results are deterministic.
+    - `solver`: use OR-Tools if installed: exact plans of small instances, dual prices, and tighter bounds.
+    - `move_cost`: price of moving one tenant.
 
     Raises InvalidValueError when a setting is out of its range.
     """
@@ -120,35 +130,35 @@ class Optimal:
                 raise InvalidValueError("optimal planner", field, getattr(self, field), f"a number from {least}")
 
     @property
+    @override
     def name(self) -> str:
-        """See Planner."""
         return self.label or "ours"
 
+    @override
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Plan | Infeasible:
-        """See Planner."""
         return self.solve(loads, devices, costs, running).plan
 
     def solve(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Found:
-        """The same with the bound. Raises what `plan` raises."""
+        """As `plan`, with the bound."""
         checked(loads, devices)
-        asked = padded(loads, self.headroom)
-        if not asked:
+        padded_loads = padded(loads, self.headroom)
+        if not padded_loads:
             return Found(Plan((), self.name), 0.0, 0.0, True)
         cache = round_cache_of(costs)
         allowed = [limited(device, self.most_partitions) for device in devices]
-        for load in asked:
+        for load in padded_loads:
             impossible = impossible_alone(PartialPlan(cache, allowed), load)
             if impossible is not None:
                 return Found(impossible, np.inf, np.inf, True)
-        return _Solving(self, asked, allowed, cache, running).solve()
+        return _Solving(self, padded_loads, allowed, cache, running).solve()
 
 
 class _Solving:
-    """One question under way."""
+    """State of one call of `Optimal.solve`."""
 
     def __init__(
         self, how: Optimal, loads: Sequence[Load], devices: Sequence[DeviceType], cache: RoundCache, old: Plan | None
@@ -163,7 +173,7 @@ class _Solving:
         self.rates = np.array([load.rate_per_s for load in loads])
         self.generators = {name: ColumnGenerator(cache, loads, kind) for name, kind in self.types.items()}
         self.bound = Bound(self.generators, self.rates)
-        self.worth = self._worth()
+        self.row_values = self._row_values()
         self.priced: PricedColumns | None = None
         self.budget = SearchBudget(max(1, round(how.time_limit_s * CONFIGURATIONS_PER_S)))
 
@@ -181,7 +191,7 @@ class _Solving:
             states.append(small[0])
         best = min(states, key=self.score) if states else None
         if best is None or self.price(best.kinds) > least * (1 + 1e-9):
-            self.priced = priced_columns(self.generators, self.rates, self.worth, solver=self.how.solver)
+            self.priced = priced_columns(self.generators, self.rates, self.row_values, solver=self.how.solver)
             greedy = self._greedy()
             if greedy is not None and (best is None or self.score(greedy) < self.score(best)):
                 best = greedy
@@ -200,29 +210,29 @@ class _Solving:
         return self._found(best, least, False)
 
     def _is_provable(self) -> bool:
-        """Whether a tighter bound takes less work than the savings that it may spare."""
+        """Whether a tighter bound takes less work than the search for savings that it may replace."""
         work = sum(generator.rows.size * len(generator.kind.sizes) for generator in self.generators.values())
         is_small = work * _PROOF_CONFIGURATIONS <= self.how.saving_s * CONFIGURATIONS_PER_S
         has_groups = any(generator.groups for generator in self.generators.values())  # the tighter bound has none
         return self.how.solver and has_solver() and self.priced is not None and is_small and not has_groups
 
     def price(self, kinds: Sequence[str]) -> float:
-        """What these devices cost."""
+        """Price of these devices."""
         return sum(self.types[name].price for name in kinds)
 
     def score(self, state: State) -> float:
-        """Price of the devices and of the tenants that move."""
+        """Price of the devices and of the moved tenants."""
         cost = self.price(state.kinds)
         return cost if self.running is None else cost + self.how.move_cost * len(moved(self._plan(state), self.running))
 
-    def _worth(self) -> Floats:
+    def _row_values(self) -> Floats:
         shares = [[r * each.kind.whole / z for z, r in each.best.items()] for each in self.generators.values()]
         most = np.max([np.max(each, axis=0) for each in shares], axis=0)
         found: Floats = 1 / most
         return found
 
     def _starts(self) -> list[State]:
-        """States that serve everything: the running plan's and that of elastic partitioning."""
+        """Feasible start states: of the running plan and of elastic partitioning."""
         plans: list[Plan | Infeasible] = [] if self.running is None else [self.running]
         elastic = Elastic(with_interference=True)
         costs = self.cache.costs
@@ -231,7 +241,7 @@ class _Solving:
         return [state for state in states if state is not None]
 
     def _state(self, plan: Plan) -> State | None:
-        """A plan of other planners in our terms; None where it does not serve everything, or does not hold."""
+        """The state of another planner's plan; None if it serves less than all loads, or the checker refuses it."""
         numbers = {load.tenant: number for number, load in enumerate(self.loads)}
         kinds: list[str] = []
         configs: list[DeviceConfiguration | None] = []
@@ -252,7 +262,7 @@ class _Solving:
         return self._accepted(kinds, configs)
 
     def _accepted(self, kinds: Sequence[str], configs: Sequence[DeviceConfiguration | None]) -> State | None:
-        """The state where it serves everything within the inventory and the checker finds nothing."""
+        """The state if it serves all loads and the checker finds no violation, else None."""
         used = [(name, config) for name, config in zip(kinds, configs, strict=False) if config is not None]
         exact = [self.generators[name].config(config.columns) for name, config in used]
         state = State(tuple(name for name, _ in used), tuple(config for config in exact if config is not None))
@@ -275,7 +285,7 @@ class _Solving:
             self.generators,
             kinds,
             self.rates,
-            self.worth if self.priced is None else self.priced.rows,
+            self.row_values if self.priced is None else self.priced.rows,
             self.budget,
             most_slots=self.how.most_slots,
             seed=seed,
@@ -283,7 +293,7 @@ class _Solving:
         )
 
     def _greedy(self) -> State | None:
-        """Device after device, each of the type that gives the most for its price."""
+        """Greedy state: device after device, each of the type with the highest value per price."""
         search = self._search(())
         left = list(self.inventory)
         kinds: list[str] = []
@@ -292,9 +302,9 @@ class _Solving:
         while left and (wanted > 0).any():
             options = []
             for name in dict.fromkeys(left):
-                config = search.fill(name, wanted, search.worth)
+                config = search.fill(name, wanted, search.row_values)
                 if config is not None:
-                    value = float(np.minimum(wanted, config.served) @ search.worth)
+                    value = float(np.minimum(wanted, config.served) @ search.row_values)
                     options.append((value / max(self.types[name].price, 1e-9), name, config))
             if not options:
                 return None
@@ -306,24 +316,24 @@ class _Solving:
         return None if (wanted > 0).any() else self._accepted(kinds, configs)
 
     def _on_all(self) -> tuple[State | None, Search]:
-        """The search with every device there is, where no start serves everything."""
+        """A state on the whole inventory by local search, or None; and the best search."""
         best = self._search(self.inventory, self.how.seed)
         lost = np.inf
         part = max(1, self.budget.left // _RESTARTS)
-        for turn in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
-            search = self._search(self.inventory, self.how.seed + turn)
+        for attempt in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
+            search = self._search(self.inventory, self.how.seed + attempt)
             search.budget = SearchBudget(part)
             is_found = search.run([None] * len(self.inventory))
             state = self._accepted(self.inventory, search.configs) if is_found else None
             if state is not None:
                 return state, search
-            left = float(search.missing(search.configs) @ self.worth)
+            left = float(search.missing(search.configs) @ self.row_values)
             if left < lost:
                 best, lost = search, left
         return None, best
 
     def _reduced(self, best: State, least: float) -> State:
-        """Cheaper devices as long as the budget lasts and the bound allows for them, down to the price `least`."""
+        """Reduce the devices as long as the budget lasts and the bound allows it, down to the price `least`."""
         is_better = True
         while is_better and self.budget.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
             is_better = False
@@ -337,29 +347,31 @@ class _Solving:
         return best
 
     def _tried(self, kinds: tuple[str, ...], best: State) -> State | None:
-        """A state on these devices: from what the best one has, then from nothing, in turn while the budget lasts."""
+        """A state on these devices, searched alternately from the best state and from empty devices; None without."""
         total = self.budget.left
-        spent, turn = 0, 0
+        spent, attempt = 0, 0
         while spent < total:
-            part = SearchBudget(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
-            search = self._search(kinds, self.how.seed + turn)
+            part = SearchBudget(min(total - spent, _SLICE if attempt % 2 == 0 else _FRESH))
+            search = self._search(kinds, self.how.seed + attempt)
             search.budget = part
             start = (
-                kept(kinds, best.kinds, best.configs, self.rates, self.worth) if turn % 2 == 0 else [None] * len(kinds)
+                kept(kinds, best.kinds, best.configs, self.rates, self.row_values)
+                if attempt % 2 == 0
+                else [None] * len(kinds)
             )
-            asked = part.left
+            before = part.left
             is_found = search.run(start)
-            used = max(1, asked - part.left)
+            used = max(1, before - part.left)
             spent += used
             self.budget.left -= used
             state = self._accepted(kinds, search.configs) if is_found else None
             if state is not None:
                 return state
-            turn += 1
+            attempt += 1
         return None
 
     def _small(self) -> tuple[State | None, bool] | None:
-        """The exact answer where configurations are few enough, and whether it is proven; None where they are not."""
+        """The exact answer and whether it is proven; None if there are too many configurations."""
         if not self.how.solver or not has_solver() or self.how.most_slots < len(self.loads):
             return None
         pool = {}
@@ -390,7 +402,7 @@ class _Solving:
         return refusal(self.loads, search, self.devices, self.cache, is_too_little, self._would_do)
 
     def _would_do(self, interference: bool, memory: bool) -> bool:
-        """Whether a short search serves everything when it looks away from something."""
+        """Whether a short search without some constraint serves all loads."""
         kinds = {
             name: kind if memory else replace(kind, memory_bytes=kind.memory_bytes << 20)
             for name, kind in self.types.items()
@@ -399,7 +411,9 @@ class _Solving:
             name: ColumnGenerator(self.cache, self.loads, kind, interference=interference)
             for name, kind in kinds.items()
         }
-        priced = priced_columns(generators, self.rates, self.worth, solver=False)
+        priced = priced_columns(generators, self.rates, self.row_values, solver=False)
         slots, budget = self.how.most_slots, SearchBudget(_SLICE)
-        search = Search(generators, self.inventory, self.rates, self.worth, budget, most_slots=slots, priced=priced)
+        search = Search(
+            generators, self.inventory, self.rates, self.row_values, budget, most_slots=slots, priced=priced
+        )
         return search.run([None] * len(self.inventory))

@@ -1,18 +1,18 @@
-"""What a partition can be worth at most, at given prices of rows: a proof for `opt_bound`.
+"""Pricing bound: an upper bound of the value of one column at given prices, for `opt_bound`.
 
-A column has a duty cycle D: its executions fit into D, each batch has D and its execution within the SLO, and serves
-batch / D. Whatever the column, D lies in one of some intervals [low, high] that cover all duty cycles there can be.
-There it is worth no more than the best choice of one batch of each load (or none) with
+A column of duty cycle D has executions of D in all, `D + L_i(b_i) <= SLO_i`, and serves load i at `b_i / D`. Intervals
+[low, high] cover all possible D. Within one, a column's value is at most that of the knapsack over one batch a load:
 
-- executions that together take `high` at most, each cut down to whole cells, a fixed part of `high`,
-- `low` and each execution within the SLO,
-- min(rate wanted, batch / low) served, as a load that is served more than is wanted counts for no more,
+- maximise `sum_i p_i * min(r_i, b_i / low) - price of memory`
+- subject to `sum_i floor(L_i(b_i) / cell) * cell <= high` and `low + L_i(b_i) <= SLO_i`
 
-because every one of these conditions is weaker, and every value larger, than the column's own. That choice is a
-knapsack, solved exactly by dynamic programming, for any number of slots. An interval whose worth is above what is known
-to be reached is searched again with executions as they are, depth first: what the cells say of the loads that are still
-to be chosen from bounds what may come of a beginning. What is above even then is halved, until nothing is or the work
-is done: the result is an upper bound throughout.
+Each constraint is weaker, and each value larger, than the column's own. `cell` is a fixed part of `high`.
+
+1. Solve the knapsack of every interval by dynamic programming, for any number of slots.
+2. Search intervals above the known reached value again by branch and bound (depth first) with exact executions. The
+   tables of step 1 bound the value of the loads still to be chosen.
+3. Halve the intervals that are still above, with more cells. Repeat until none is or the work limit is reached. The
+   result is an upper bound at any time.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from cotenant.techniques.partitions.plan.search.columns import ColumnGenerator, 
 from cotenant.techniques.partitions.plan.types import NS_PER_S
 
 Slots = tuple[tuple[int, int], ...]
-"""Loads by their numbers, and their batches."""
+"""Numbers of loads, and their batches."""
 _RATIO = 1.1
-"""Between the ends of an interval to begin with."""
+"""Ratio of the ends of the first intervals."""
 _MOST_OPEN = 64
-"""Intervals that are halved at a time at most; with more of them the work is done."""
+"""Most intervals that are halved at a time; with more, the search stops."""
 _CLOSE = 0.002
-"""What an interval may be worth more than is reached, without being halved."""
+"""Relative excess over the reached value up to which an interval is not halved."""
 _CELLS, _MOST_CELLS = 48, 108
+"""Cells of an interval: at first, and at most."""
 _FINEST = 8
-"""How often an interval is halved at most, the cells growing by half each time."""
+"""Most halvings of an interval; each has half as many cells again."""
 _MOST_NODES = 3000
-"""Beginnings that are looked at in one interval; with more of them what the cells say has to do."""
+"""Most nodes of branch and bound in one interval; with more, the knapsack's value stands."""
 
 
 def pricing_bound(
     generator: ColumnGenerator, size: int, rates: Floats, prices: Floats, memory_price: float, reached: float
 ) -> tuple[float, Slots]:
-    """An upper bound, 0 or more, of what one column of `size` is worth after its models' memory at `memory_price`.
+    """Upper bound (>= 0) of the value of one column of `size`, less its models' memory at `memory_price`.
 
-    `rates` are those wanted, in rows/s; `prices` those of a row/s of each load; `reached` what some column is known to
-    be worth, below which nothing is refined. A column has at most one slot of each load. Interference is left out.
-    Also gives a choice, loads and batches, that is worth about that much, or nothing; it need not hold.
+    `rates`: demand in rows/s; `prices`: of a row/s of each load; `reached`: value of a known column, below which
+    nothing is refined. A column has at most one slot of each load; interference is left out. Also returns loads and
+    batches of about that value, possibly infeasible or empty.
     """
     time = generator.alone[size]
     able = 2 * time <= generator.slo[:, None]
@@ -59,32 +60,32 @@ def pricing_bound(
     count = int(np.ceil(np.log(max(last / first, 1.0)) / np.log(_RATIO))) + 1
     edges: Floats = first * (1 - 1e-9) * np.power(_RATIO, np.arange(count + 1.0))
     low, high = edges[:-1], edges[1:]
-    sharing = Counter(load.model for load in generator.loads)  # a partition holds a model once, whoever asks for it
+    sharing = Counter(load.model for load in generator.loads)  # a partition holds a model once for all its loads
     paid = memory_price * generator.memory / np.array([sharing[load.model] for load in generator.loads])
     least, cells = reached * (1 + _CLOSE), _CELLS
     best = 0.0
     slots: Slots = ()
-    for turn in range(_FINEST + 1):
+    for refinement in range(_FINEST + 1):
         tables = _knapsack(generator, time, able, low, high, rates, prices, paid, cells)
-        worth = tables[-1][:, -1].copy()
+        values = tables[-1][:, -1].copy()
         found: dict[int, Slots] = {}
-        if turn:
-            for line in np.flatnonzero(worth > max(least, best)).tolist():
+        if refinement:
+            for line in np.flatnonzero(values > max(least, best)).tolist():
                 ends = float(low[line]), float(high[line])
                 own = [table[line] for table in tables]
-                worth[line], found[line] = _searched(
+                values[line], found[line] = _searched(
                     generator, time, able, *ends, rates, prices, paid, own, max(least, best)
                 )
-        open_ = worth > max(least, best)
-        is_last = turn == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
+        open_ = values > max(least, best)
+        is_last = refinement == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
         shut = np.ones_like(open_) if is_last else ~open_
-        if worth[shut].max(initial=0.0) > best:
-            line = int(np.where(shut, worth, -1.0).argmax())
-            best, slots = float(worth[line]), found.get(line, ())
+        if values[shut].max(initial=0.0) > best:
+            line = int(np.where(shut, values, -1.0).argmax())
+            best, slots = float(values[line]), found.get(line, ())
         if shut.all():
             break
         if open_.any():
-            line = int(np.where(open_, worth, -1.0).argmax())
+            line = int(np.where(open_, values, -1.0).argmax())
             slots = found.get(line, slots)
         low, high = low[open_], high[open_]
         middle: Floats = np.sqrt(low * high)
@@ -105,19 +106,19 @@ def _searched(
     tables: list[Floats],
     least: float,
 ) -> tuple[float, Slots]:
-    """The worth of the best choice in an interval with executions as they are, and the choice.
+    """The best choice of an interval with exact executions, and its value, by branch and bound.
 
-    `tables` are those of `_knapsack`. Where nothing is worth more than `least`, that is given.
+    `tables`: those of `_knapsack`. Returns `least` if no choice has a higher value.
     """
     cells = len(tables[0]) - 1
     options: list[list[tuple[float, float, int]]] = []
     for number in range(len(rates)):
         ns = time[number]
-        worth = prices[number] * np.minimum(rates[number], generator.rows[number] * NS_PER_S / low) - paid[number]
-        fits = able[number] & (ns <= high) & (low + ns <= generator.slo[number]) & (worth > 0)
+        values = prices[number] * np.minimum(rates[number], generator.rows[number] * NS_PER_S / low) - paid[number]
+        fits = able[number] & (ns <= high) & (low + ns <= generator.slo[number]) & (values > 0)
         own: list[tuple[float, float, int]] = []
         each = zip(
-            ns[fits].tolist(), worth[fits].tolist(), generator.rows[number][fits].astype(int).tolist(), strict=True
+            ns[fits].tolist(), values[fits].tolist(), generator.rows[number][fits].astype(int).tolist(), strict=True
         )
         for took, gain, rows in sorted(each):
             if not own or gain > own[-1][1]:
@@ -146,7 +147,7 @@ def _searched(
 
 
 def _cells(time: Any, high: Any, cells: int) -> NDArray[np.int64]:
-    """Whole cells of an execution, never more than it takes."""
+    """Whole cells of an execution, rounded down."""
     found: NDArray[np.int64] = np.minimum(cells + 1.0, time / high * cells * (1 - 1e-12)).astype(np.int64)
     return found
 
@@ -162,16 +163,16 @@ def _knapsack(
     paid: Floats,
     cells: int,
 ) -> list[Floats]:
-    """By the number of loads that may be chosen from: the worth of the best choice by interval and cells."""
+    """Tables of the dynamic program, by number of allowed loads: value of the best choice by interval and cells."""
     lines = np.arange(len(low))
-    table = np.zeros((len(low), cells + 1))  # what so many cells are worth at most; to the left of a start nothing is
+    table = np.zeros((len(low), cells + 1))  # highest value by interval and cells
     tables = [table]
     places = np.arange(cells + 1)
     for number in range(len(rates)):
         best = table
         batches = generator.rows[number]
         enough = float((rates[number] * high).max()) / NS_PER_S
-        quickest = np.inf  # of the batches that serve all there is to serve, whatever the duty cycle
+        quickest = np.inf  # of the batches that serve the whole demand at every duty cycle of the interval
         for at in np.flatnonzero(able[number]).tolist():
             ns = time[number, at]
             if ns >= quickest:
@@ -179,8 +180,8 @@ def _knapsack(
             if batches[at] >= enough:
                 quickest = ns
             fits = (ns <= high) & (low + ns <= generator.slo[number])
-            worth = prices[number] * np.minimum(rates[number], batches[at] * NS_PER_S / low) - paid[number]
-            fits &= worth > 0
+            values = prices[number] * np.minimum(rates[number], batches[at] * NS_PER_S / low) - paid[number]
+            fits &= values > 0
             chosen = lines[fits]
             if not len(chosen):
                 continue
@@ -189,7 +190,7 @@ def _knapsack(
             moved = np.where(before >= 0, np.take_along_axis(table[chosen], np.maximum(before, 0), axis=1), -np.inf)
             if best is table:
                 best = table.copy()
-            best[chosen] = np.maximum(best[chosen], moved + worth[chosen, None])
+            best[chosen] = np.maximum(best[chosen], moved + values[chosen, None])
         table = best
         tables.append(table)
     return tables

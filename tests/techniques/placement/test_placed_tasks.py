@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.threads.lanes import Lane
-from cotenant.techniques.placement.execute.piece_run import PieceRun
-from cotenant.techniques.placement.execute.pieces import PlacedPiece, pieces_of
+from cotenant.techniques.placement.execute.placed_tasks import PlacedTask, tasks_of
+from cotenant.techniques.placement.execute.task_run import TaskRun
 from cotenant.techniques.placement.plan.flat import PLAIN, PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.task_graph import TaskDevice
 from cotenant.work import Share
@@ -29,13 +29,13 @@ THREE_WIDE = (
 )
 
 
-def pieces(problem: PlacementProblem, plan: TaskPlan, ranges: dict[str, range]) -> tuple[PlacedPiece, ...]:
-    return pieces_of(graph_of(problem), plan.order, [ranges[problem.device_names[d]] for d in plan.place])
+def pieces(problem: PlacementProblem, plan: TaskPlan, ranges: dict[str, range]) -> tuple[PlacedTask, ...]:
+    return tasks_of(graph_of(problem), plan.order, [ranges[problem.device_names[d]] for d in plan.place])
 
 
-def makespan(problem: PlacementProblem, plan: TaskPlan, made: tuple[PlacedPiece, ...]) -> int:
+def makespan(problem: PlacementProblem, plan: TaskPlan, made: tuple[PlacedTask, ...]) -> int:
     """When the last piece ends, if each starts when those that it waits for have ended."""
-    waits, starts, ends = [p.waits for p in made], [0] * len(made), {}
+    waits, starts, ends = [p.dependency_count for p in made], [0] * len(made), {}
     ready = [at for at, count in enumerate(waits) if not count]
     while ready:
         at = ready.pop()
@@ -60,7 +60,7 @@ def test_pieces_take_as_long_as_single_units_would(seed: int, size: int, world: 
     assert line is not None
     assert makespan(problem, plan, made) == line.makespan_ns
     assert sorted(unit for piece in made for unit in piece.units) == list(range(size))
-    last: dict[range, PlacedPiece] = {}
+    last: dict[range, PlacedTask] = {}
     for at, piece in enumerate(made):  # and each cut is there because of another device
         before = last.get(piece.cores)
         if before is not None:
@@ -72,8 +72,8 @@ def test_pieces_take_as_long_as_single_units_would(seed: int, size: int, world: 
 def test_branches_of_a_fork_are_one_piece_each() -> None:
     problem = PlacementProblem(random_graph(0, 12, CORES, reach=1), PLAIN)
     dfg = graph_of(problem)
-    assert len(pieces_of(dfg, range(12), [range(2)] * 12)) == 1
-    assert [p.units for p in pieces_of(dfg, range(12), [range(2)] * 4 + [range(1)] * 8)] == [
+    assert len(tasks_of(dfg, range(12), [range(2)] * 12)) == 1
+    assert [p.units for p in tasks_of(dfg, range(12), [range(2)] * 4 + [range(1)] * 8)] == [
         tuple(range(4)),
         tuple(range(4, 12)),
     ]
@@ -83,15 +83,15 @@ def test_an_order_that_cannot_be_is_refused() -> None:
     problem = PlacementProblem(random_graph(3, 6, CORES, reach=1), PLAIN)
     dfg = graph_of(problem)
     with pytest.raises(InvalidValueError, match="each of 6 units once"):
-        pieces_of(dfg, [0, 1, 2, 3, 4, 4], [range(1)] * 6)
+        tasks_of(dfg, [0, 1, 2, 3, 4, 4], [range(1)] * 6)
     with pytest.raises(InvalidValueError, match="behind what they read"):
-        pieces_of(dfg, range(5, -1, -1), [range(1)] * 6)
+        tasks_of(dfg, range(5, -1, -1), [range(1)] * 6)
 
 
 class Crew:
     """Runs pieces that do nothing but say when they run, and where; some fail."""
 
-    def __init__(self, made: tuple[PlacedPiece, ...], failing: frozenset[int] = frozenset()) -> None:
+    def __init__(self, made: tuple[PlacedTask, ...], failing: frozenset[int] = frozenset()) -> None:
         self.made, self.failing = made, failing
         self.running: set[int] = set()
         self.ran: list[int] = []
@@ -126,7 +126,7 @@ def test_runs_keep_the_order_drop_tensors_and_fail_once(seed: int, size: int, da
     try:
         for broken in (failing, frozenset()):  # a run that failed leaves nothing behind
             crew, tensors = Crew(made, broken), {}
-            run = PieceRun(made, lanes, crew.execute, ends, crew.stop)
+            run = TaskRun(made, lanes, crew.execute, ends, crew.stop)
             if broken:
                 with pytest.raises(ArithmeticError) as caught:
                     run.run(tensors)
@@ -148,9 +148,9 @@ def test_runs_keep_the_order_drop_tensors_and_fail_once(seed: int, size: int, da
 
 def test_an_interrupted_run_ends_when_its_lanes_have() -> None:
     made = (
-        PlacedPiece(range(1, 2), (0,), (), ("x",), (1,), 0),
-        PlacedPiece(range(1, 2), (1,), ("x",), ("y",), (2,), 1),
-        PlacedPiece(range(1), (2,), ("y",), ("z",), (), 1),
+        PlacedTask(range(1, 2), (0,), (), ("x",), (1,), 0),
+        PlacedTask(range(1, 2), (1,), ("x",), ("y",), (2,), 1),
+        PlacedTask(range(1), (2,), ("y",), ("z",), (), 1),
     )
     ran, lane, stopped = [], Lane(Share((1,))), threading.Event()
 
@@ -164,8 +164,8 @@ def test_an_interrupted_run_ends_when_its_lanes_have() -> None:
         ran.append(at)
         stopped.wait()
 
-    run = PieceRun(made, {1: lane}, execute, (), stopped.set)
-    run._turn = Interrupted()
+    run = TaskRun(made, {1: lane}, execute, (), stopped.set)
+    run._ready = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         run.run({})
     assert ran in ([0], [])  # what had begun by then, and nothing else
