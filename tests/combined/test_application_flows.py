@@ -213,7 +213,7 @@ def test_a_drain_lets_what_is_inside_go_on() -> None:
     def drain() -> None:
         world.flows.refuse()
         world.driver.post(DrainStarted())
-        with pytest.raises(ServeError, match="the server is shutting down"):
+        with pytest.raises(ServeError, match="the server is stopping"):
             world.ask()
 
     world.at(15, drain)
@@ -241,7 +241,7 @@ def test_a_callback_that_raises_costs_nobody_else(caplog: pytest.LogCaptureFixtu
     world.ask()
     world.run()
     assert [outcome for _, outcome, _ in world.story] == [Outcome.ANSWERED] * 2
-    assert "answering query 0 failed" in caplog.text
+    assert "query 0: its answer could not be delivered" in caplog.text
 
 
 def test_a_stage_that_cannot_be_made_fails_with_a_sentence(caplog: pytest.LogCaptureFixture) -> None:

@@ -228,7 +228,7 @@ def test_a_model_has_as_much_room_as_is_free_and_another_one_still_gets_some(edg
         status, text = answered(third)
         assert status == 503
         assert b"retry-after: 1\r\n" in text
-        assert b"requests of model 'inline' hold 204800 bytes, as many as are free" in text
+        assert b"requests of model 'inline' hold 204800 bytes of memory for bodies" in text
     [(_, error)] = edge.inner.told
     assert error.cause is LossCause.DOOR
     body = json_body(LARGE)

@@ -461,7 +461,7 @@ class Reader:
 
     expect = settle = watch = lambda *_: None
 
-    def blame(self, answer: Any) -> None:
+    def answer_malformed(self, answer: Any) -> None:
         answer()
 
     def send(self, data: bytes) -> None:
