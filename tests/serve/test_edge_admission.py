@@ -326,7 +326,7 @@ def test_what_is_held_is_what_was_taken_and_leaves_as_much_free(steps: list[tupl
                 live[at][0].keep()
                 live[at][1]["keepers"] += 1
             else:
-                live[at][0].let_go()
+                live[at][0].release()
                 live[at][1]["keepers"] -= 1
                 live = [each for each in live if each[1]["keepers"]]
         except ServeError:
@@ -341,6 +341,6 @@ def test_what_is_held_is_what_was_taken_and_leaves_as_much_free(steps: list[tupl
         assert pending.total == sum(each["nbytes"] for _, each in live) <= budget
     for held, each in live:
         for _ in range(each["keepers"]):
-            held.let_go()
+            held.release()
     assert pending.total == 0
     assert not pending._by_model

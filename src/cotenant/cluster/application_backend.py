@@ -50,10 +50,8 @@ class _Model(NamedTuple):
 
 
 class ApplicationBackend:
-    """Applications of the forwarder's table. Implements Infer for their names.
-
-    Call `prepare` before every other call for an application, and `admit` before a query.
-    """
+    """Applications of the forwarder's table. Implements Infer for their names. Call `prepare` before every other call
+    for an application, and `admit` before a query."""
 
     def __init__(self, forwarder: Forwarder, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._forwarder = forwarder
@@ -73,10 +71,8 @@ class ApplicationBackend:
         return {name: self._is_served(name) for name in self._forwarder.applications}
 
     async def prepare(self, name: str) -> None:
-        """Match an application with its models, as nodes describe them; once per version of the table.
-
-        Raises ServeError if a model has no node or its tensors do not match.
-        """
+        """Match an application with its models, as nodes describe them; once per version of the table. Raises
+        ServeError if a model has no node or its tensors do not match."""
         planned, version = self._forwarder.applications[name], self._forwarder.version
         known = self._forms.get(name)
         if known is not None and known[0] == version:
@@ -156,10 +152,8 @@ class ApplicationBackend:
         return self._form(model, version).config()
 
     def submit(self, request: InferRequest, done: Done) -> int:
-        """Submit a query and return its number; `done` is called once. A refused query is counted.
-
-        Raises ServeError for an invalid request.
-        """
+        """Submit a query and return its number; `done` is called once. A refused query is counted. Raises ServeError
+        for an invalid request."""
         try:
             form = self._form(request.model, request.version)
             form.check(request)

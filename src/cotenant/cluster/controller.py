@@ -119,7 +119,7 @@ class Controller:
             party for party, future in self._heartbeats.ask(questions, interval_s).items() if self._take(party, future)
         ]
         self._heartbeats.tick(self._now_ns(), questions, heard)
-        self._cut_lost()
+        self._remove_lost()
         self._publish()
 
     def _take(self, party: str, future: Future[Any]) -> bool:
@@ -157,13 +157,13 @@ class Controller:
         with self._lock:
             self._monitor.observe(report, self._state.reports)
 
-    def _cut_lost(self) -> None:
+    def _remove_lost(self) -> None:
         """Remove lost nodes from the routing table, and wake the planning loop."""
         with self._lock:
             lost, state = self._heartbeats.lost(), self._state
             for party in (GATEWAY, RAY_HEAD):
                 if reason := lost.pop(party, ""):
-                    self._lose(party, reason)
+                    self._handle_lost_party(party, reason)
             if not lost:
                 return
             names = tuple(lost)
@@ -178,7 +178,7 @@ class Controller:
             self._pool.submit(self._fleet.drop, name)
         self._wake.set()
 
-    def _lose(self, party: str, reason: str) -> None:
+    def _handle_lost_party(self, party: str, reason: str) -> None:
         self._heartbeats.forget(party)
         if party == GATEWAY:
             _log.error("the gateway is lost: %s; another gateway replaces it", reason)
@@ -268,7 +268,7 @@ class Controller:
             self._change(held, loads, nodes)
         except NodeLostError as error:
             _log.warning("a node was lost during a change of the plan (%s): planning again", error)
-            self._cut_lost()
+            self._remove_lost()
             self._wake.set()
             return
         except (CotenantError, TimeoutError) as error:
@@ -291,9 +291,7 @@ class Controller:
 
     def _change(self, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
         """Change the plan make-before-break: load all new models, switch the routing table, then unload old models.
-
-        After a failure before the switch, all nodes that answer return to their old parts.
-        """
+        After a failure before the switch, all nodes that answer return to their old parts."""
         work = self._work
         with self._lock:
             old, runs = dict(self._state.parts), self._state.running()
@@ -326,10 +324,10 @@ class Controller:
     def _repair(self) -> None:
         """Correct nodes that do not run their part of the plan."""
         with self._lock:
-            astray = self._state.astray()
-        for node in astray:
+            deviating = self._state.deviating()
+        for node in deviating:
             _log.warning("node %r does not run its part of the plan: it is applied again", node)
-        self._converge(astray)
+        self._converge(deviating)
 
     def _converge(self, parts: Mapping[str, NodePlan | None]) -> None:
         """Make nodes run exactly these parts; None stops the server."""
@@ -342,7 +340,7 @@ class Controller:
         """Call a method of several agents concurrently. Raises an error if `careful`, preferring a lost node's."""
         with self._lock:
             for sent in filter(None, parts.values()):
-                self._state.sends(sent.plan)
+                self._state.remember(sent.plan)
         calls = {
             node: self._pool.submit(
                 self._fleet.call, node, method, *([part] if part else []), timeout_s=self._settings.change_s
@@ -361,7 +359,7 @@ class Controller:
                 found[node], part = call.result(), parts[node]
                 if method in ("apply", "pause"):
                     with self._lock:
-                        self._state.took(node, part.plan if part else None)
+                        self._state.record_plan(node, part.plan if part else None)
                 continue
             if isinstance(error, NodeLostError):
                 self._heartbeats.died(node, str(error))

@@ -57,9 +57,7 @@ class GatewayLink(Protocol):
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """Specification of a cluster. `kinds`: device types by name; `models`: repository directories by tenant.
-
-    `applications`: applications of the repository that need only these models.
-    """
+    `applications`: applications of the repository that need only these models."""
 
     loads: tuple[Load, ...]
     kinds: Mapping[str, DeviceType]

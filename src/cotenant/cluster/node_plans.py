@@ -19,11 +19,8 @@ def inventory_of(nodes: Sequence[Node], running: Mapping[str, object], kinds: Ma
 
 
 def assign(plan: Plan, nodes: Sequence[Node], running: Mapping[str, DevicePlan]) -> dict[str, DevicePlan]:
-    """Assign devices of the plan to nodes by a matching that keeps most tenants where they run.
-
-    Ties keep the order of nodes and devices, with running nodes first. Raises PlanError for more devices of a type
-    than nodes.
-    """
+    """Assign devices of the plan to nodes by a matching that keeps most tenants where they run. Ties keep the order of
+    nodes and devices, with running nodes first. Raises PlanError for more devices of a type than nodes."""
     placed: dict[str, DevicePlan] = {}
     for kind in dict.fromkeys(device.device for device in plan.devices):
         wanted = [device for device in plan.devices if device.device == kind]

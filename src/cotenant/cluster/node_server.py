@@ -44,9 +44,7 @@ PLAN_FILE = "plan.toml"
 
 class NodeServer:
     """Manager of a node's server process. Changes are serialised; `report` and `stop` are not blocked by them.
-
-    `repository`: the complete model repository, present on every node. `cores`: cores of the node.
-    """
+    `repository`: the complete model repository, present on every node. `cores`: cores of the node."""
 
     def __init__(self, repository: Path, cores: Sequence[int], host: str) -> None:
         self._repository = repository.resolve()

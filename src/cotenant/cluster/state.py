@@ -43,7 +43,7 @@ class ClusterState:
         self.breaks = change.detail
         self.changes = (*self.changes, change)[-_CHANGES_KEPT:]
 
-    def sends(self, plan: DevicePlan) -> None:
+    def remember(self, plan: DevicePlan) -> None:
         """Remember a plan before it is sent to a node."""
         self.sent.pop(plan.digest, None)
         self.sent[plan.digest] = plan
@@ -55,7 +55,7 @@ class ClusterState:
         plans = {node: self.sent.get(self._reported(node), part.plan) for node, part in self.parts.items()}
         return {node: replace(part, plan=plans[node]) for node, part in self.parts.items()}
 
-    def astray(self) -> dict[str, NodePlan | None]:
+    def deviating(self) -> dict[str, NodePlan | None]:
         """Nodes that do not run their part, with that part; None for a server that should stop."""
         wrong: dict[str, NodePlan | None] = {
             node: part for node, part in self.parts.items() if self._reported(node) not in ("", part.plan.digest)
@@ -65,7 +65,7 @@ class ClusterState:
                 wrong[node] = None
         return wrong
 
-    def took(self, node: str, plan: DevicePlan | None) -> None:
+    def record_plan(self, node: str, plan: DevicePlan | None) -> None:
         """Record the plan that a node now runs; None if its server has stopped."""
         if plan is None:
             self.reports.pop(node, None)

@@ -25,10 +25,8 @@ def prepare_process() -> None:
 
 
 def run_child(serve: Callable[[ControlChannel, StartServing, list[socket.socket]], None]) -> None:
-    """Run `serve` in a process that `ServerProcesses` supervises. The process ends with its supervisor.
-
-    `serve` gets the control channel, the first message and the listening sockets.
-    """
+    """Run `serve` in a process that `ServerProcesses` supervises. The process ends with its supervisor. `serve` gets
+    the control channel, the first message and the listening sockets."""
     _, _, descriptor, parent, nice = sys.argv
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the supervisor gets them
         signal.signal(number, signal.SIG_IGN)

@@ -201,10 +201,8 @@ def _events_in(entries: Iterable[_Entry]) -> int:
 
 
 def _own(path: Path) -> tuple[Path, BinaryIO]:
-    """Lock the first of the path and its numbered siblings that no other server writes.
-
-    The kernel releases the lock when the process ends. Raises OSError.
-    """
+    """Lock the first of the path and its numbered siblings that no other server writes. The kernel releases the lock
+    when the process ends. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, _MOST_TRACES + 1):
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
@@ -224,10 +222,8 @@ def _own(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _begun(path: Path, head: Header, limit_bytes: int | None) -> TraceWriter:
-    """Open a writer of a new trace. Raises OSError.
-
-    A previous trace is renamed to `.old` only if it has records: an empty run never replaces a useful `.old`.
-    """
+    """Open a writer of a new trace. Raises OSError. A previous trace is renamed to `.old` only if it has records: an
+    empty run never replaces a useful `.old`."""
     new = path.with_name(path.name + ".new")
     file = new.open("wb")
     try:

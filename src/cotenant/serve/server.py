@@ -195,9 +195,7 @@ class Server(Backend):
 
     def stop(self, until_s: float | None = None) -> bool:
         """Stop: refuse new queries, serve live queries until `until_s`, then fail the rest within about a second.
-
-        `until_s`: seconds of the monotonic clock, by default `drain_s` from now. Returns whether all launches ended.
-        """
+        `until_s`: seconds of the monotonic clock, by default `drain_s` from now. Returns whether all launches ended."""
         drain_s = self.settings.server.drain_s
         until_s = time.monotonic() + drain_s if until_s is None else until_s
         self.cancel_loads()
@@ -270,10 +268,8 @@ class Server(Backend):
         return self.names.index(ready_only=ready_only)
 
     def load(self, model: str) -> None:
-        """Load or reload a model. A served version is replaced only if the load succeeds.
-
-        Raises ServeError (NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE) with the reason and the remedy.
-        """
+        """Load or reload a model. A served version is replaced only if the load succeeds. Raises ServeError (NOT_FOUND,
+        INVALID_ARGUMENT, UNAVAILABLE) with the reason and the remedy."""
         driver = self.driver
         with self._exclusive(model):
             try:
@@ -325,10 +321,8 @@ class Server(Backend):
             raise
 
     def submit_together(self, requests: Sequence[tuple[InferRequest, Done]]) -> list[int | ServeError]:
-        """Submit queries that came together, with one scheduling decision for all of them.
-
-        Returns the number of each, or the error that `submit` would have raised.
-        """
+        """Submit queries that came together, with one scheduling decision for all of them. Returns the number of each,
+        or the error that `submit` would have raised."""
         submissions: list[int | Submission | ServeError] = []
         for request, done in requests:
             try:
@@ -365,10 +359,8 @@ class Server(Backend):
         self.replied_at(result.query, result.ended_ns, self.clock.now_ns())
 
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
-        """Record that the answer of a query was passed to its connection at `at_ns` of the server's clock.
-
-        `ended_ns` is the end of the query, 0 if unknown.
-        """
+        """Record that the answer of a query was passed to its connection at `at_ns` of the server's clock. `ended_ns`
+        is the end of the query, 0 if unknown."""
         if (late := self._replies.written(query, ended_ns, at_ns, learns=self.policy.spec.cautious)) is not None:
             self.driver.post(late)
 
@@ -403,10 +395,8 @@ class Server(Backend):
     # --- models ---------------------------------------------------------------------------------------------------
 
     def _load(self, model: str, driver: Driver) -> ServeError | None:
-        """Load the model or application of a name and put it in service.
-
-        Returns the error for the client if the newest version of a model failed and an older one is served.
-        """
+        """Load the model or application of a name and put it in service. Returns the error for the client if the newest
+        version of a model failed and an older one is served."""
         entry = self.names.get(model)
         if is_application(self.root, model):
             return self._load_application(model, entry)

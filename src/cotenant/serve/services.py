@@ -139,10 +139,8 @@ class PlanFiles(Protocol):
     """Reader and runner of plan files. A package registers one by `registry.PLAN_FILES`."""
 
     def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> OpenedPlan:
-        """Read the file of `[plan]` and lay out its device on `cores`.
-
-        Raises PlanError for an invalid plan, StaleProfileError unless `stale`.
-        """
+        """Read the file of `[plan]` and lay out its device on `cores`. Raises PlanError for an invalid plan,
+        StaleProfileError unless `stale`."""
 
     def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanRun:
         """Create the runner of an opened plan in a server with the plan's lanes."""

@@ -70,10 +70,8 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension.
-
-    If the rank is unknown, `is_ranked` is False, and the shape is [-1] for clients that need one.
-    """
+    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension. If
+    the rank is unknown, `is_ranked` is False, and the shape is [-1] for clients that need one."""
 
     name: str
     datatype: str
@@ -210,10 +208,8 @@ class Infer(Describe, Protocol):
     """Backend for queries of the described models."""
 
     def refusal(self, model: str, version: str) -> ServeError | None:
-        """Why every query of a model is refused now; None if a query may be accepted.
-
-        For requests with an unread body: quick, without side effects. The result may be out of date.
-        """
+        """Why every query of a model is refused now; None if a query may be accepted. For requests with an unread body:
+        quick, without side effects. The result may be out of date."""
 
     def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
         """Count a request that a front-end refused before it became a query: by `refusal`, or for lack of memory.

@@ -276,10 +276,8 @@ def _flatten(name: str, values: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 
 def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tuple[list[BodyChunk], int | None]:
-    """Encode the body of an answer in chunks; also returns the length of its JSON if raw tensors follow.
-
-    Raises ServeError if an output has no JSON form (NaN, infinity, bytes that are not text, FP16, BF16).
-    """
+    """Encode the body of an answer in chunks; also returns the length of its JSON if raw tensors follow. Raises
+    ServeError if an output has no JSON form (NaN, infinity, bytes that are not text, FP16, BF16)."""
     described: list[dict[str, Any]] = []
     raw: list[BodyChunk] = []
     for output, array in select_outputs(wire, result.outputs, batched):

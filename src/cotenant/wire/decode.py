@@ -12,10 +12,8 @@ from cotenant.wire.codec import DTYPES, decode_raw
 
 
 def http_outputs(payload: bytes) -> dict[str, Array]:
-    """Decode the outputs of an HTTP response: JSON, followed by binary tensors.
-
-    Raises ValueError, KeyError or ServeError for an invalid response.
-    """
+    """Decode the outputs of an HTTP response: JSON, followed by binary tensors. Raises ValueError, KeyError or
+    ServeError for an invalid response."""
     _, at = json.JSONDecoder().raw_decode(payload.decode("latin-1"))  # latin-1: one character per byte
     outputs: dict[str, Array] = {}
     for output in json.loads(payload[:at])["outputs"]:

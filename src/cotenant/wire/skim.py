@@ -42,10 +42,8 @@ def string_field(data: bytes, number: int) -> str:
 
 
 def model_of(data: bytes) -> tuple[str, str] | None:
-    """Read model and version (fields 1 and 2) from the first bytes of a ModelInferRequest; None if incomplete.
-
-    All protobuf libraries write the fields in this order.
-    """
+    """Read model and version (fields 1 and 2) from the first bytes of a ModelInferRequest; None if incomplete. All
+    protobuf libraries write the fields in this order."""
     found = ["", ""]
     at = 0
     try:

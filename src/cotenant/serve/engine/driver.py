@@ -87,10 +87,8 @@ class Driver:
         return number
 
     def submit_together(self, submissions: Sequence[Submission]) -> list[int | ServeError]:
-        """Submit queries that arrive at one instant, with one scheduling decision for all of them.
-
-        Returns the number of each, or the ServeError that its factory raised.
-        """
+        """Submit queries that arrive at one instant, with one scheduling decision for all of them. Returns the number
+        of each, or the ServeError that its factory raised."""
         found: list[int | ServeError] = []
         queries: list[Query] = []
         came_ns = self._clock.now_ns()

@@ -55,10 +55,8 @@ class _Run:
 
 
 class Flows:
-    """Running queries of applications. Every method is thread-safe.
-
-    `find` returns the served model of a stage when the stage starts. `watched` wraps callbacks for merge checks.
-    """
+    """Running queries of applications. Every method is thread-safe. `find` returns the served model of a stage when the
+    stage starts. `watched` wraps callbacks for merge checks."""
 
     def __init__(
         self,
@@ -85,10 +83,8 @@ class Flows:
         return len(self._runs)
 
     def submit(self, application: ServedApplication, request: InferRequest, done: Done) -> int:
-        """Submit a query of an application and return its number; `done` is called exactly once.
-
-        Raises ServeError for an invalid request, and while the server stops.
-        """
+        """Submit a query of an application and return its number; `done` is called exactly once. Raises ServeError for
+        an invalid request, and while the server stops."""
         if self._refuses:
             raise ServeError(Status.UNAVAILABLE, "the server is stopping; send the request to another server")
         items, spec = application.check(request), application.spec
@@ -202,7 +198,7 @@ class Flows:
                 with run.lock:
                     run.outputs[stage] = outputs
             elif respond.outcome is Outcome.REJECTED:
-                self._lower_belief(run, stage)
+                self._lower_estimate(run, stage)
             self._stage_ended(run, stage, respond.outcome, respond.reason)
         except Exception:  # the client still gets an answer
             _log.exception("query %d failed between two stages", run.flow.query.id)
@@ -223,13 +219,13 @@ class Flows:
             del self._runs[ended.query]
             self._changed.notify_all()
 
-    # --- beliefs --------------------------------------------------------------------------------------------------
+    # --- estimates ------------------------------------------------------------------------------------------------
 
     def _alone_ns(self, application: ServedApplication, stage: int, shape: int, items: int) -> int:
         """Predicted solo latency of a stage in ns. Called under the driver's lock."""
         return self._beliefs.alone_ns(application.models[stage].tenant.name, shape, items)
 
-    def _lower_belief(self, run: _Run, stage: int) -> None:
+    def _lower_estimate(self, run: _Run, stage: int) -> None:
         """Reduce the latency estimates of an application if a stage was rejected because of them.
 
         Without this, an overestimate would reject every query and would never be corrected.

@@ -86,10 +86,8 @@ def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outp
 
 
 def tell_refused(driver: Driver | None, clock: Clock, arrival_ns: int, tenant: str | None, error: ServeError) -> None:
-    """Count a request that was refused for load or availability; `tenant` is None for an unknown one.
-
-    Other errors are the client's and do not count.
-    """
+    """Count a request that was refused for load or availability; `tenant` is None for an unknown one. Other errors are
+    the client's and do not count."""
     if driver is not None and tenant is not None and error.status in (Status.UNAVAILABLE, Status.TOO_MANY):
         driver.post(QueryRefused(tenant, arrival_ns or clock.now_ns(), error.cause, error.message))
 

@@ -18,10 +18,8 @@ class Replies:
         self._learning = threading.Lock()
 
     def written(self, query: int, ended_ns: int, at_ns: int, *, learns: bool) -> AnswerLate | None:
-        """Record that an answer was written at `at_ns`.
-
-        Returns an AnswerLate event if the query ended in time and its answer was written after the deadline.
-        """
+        """Record that an answer was written at `at_ns`. Returns an AnswerLate event if the query ended in time and its
+        answer was written after the deadline."""
         late = self._counters.replied(query, at_ns)
         if ended_ns and learns:
             with self._learning:

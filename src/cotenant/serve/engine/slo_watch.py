@@ -25,10 +25,8 @@ _LOG_PRIORITY = 9
 
 @dataclass(frozen=True, slots=True)
 class SloChange:
-    """A tenant begins (`begins`) or ceases to miss its SLO.
-
-    `missed` of the last `window` queries missed it, and `missed_since` in the `since_ns` since the previous change.
-    """
+    """A tenant begins (`begins`) or ceases to miss its SLO. `missed` of the last `window` queries missed it, and
+    `missed_since` in the `since_ns` since the previous change."""
 
     begins: bool
     missed: int

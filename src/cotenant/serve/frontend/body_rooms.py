@@ -17,21 +17,16 @@ _ALONE = 3
 
 
 class BodyRooms:
-    """Allocator of memory for bodies; large memory is reused once no object refers to it.
-
-    The system clears fresh memory page by page, which takes longer than reading a body into it. For one event loop,
-    not thread-safe.
-    """
+    """Allocator of memory for bodies; large memory is reused once no object refers to it. The system clears fresh
+    memory page by page, which takes longer than reading a body into it. For one event loop, not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque()
         self._kept_bytes = 0
 
     def room(self, nbytes: int, tensors_at: int = 0) -> memoryview:
-        """Allocate uninitialised memory for a body of `nbytes`.
-
-        The first binary tensor, at offset `tensors_at`, is aligned for all number types, so it needs no copy.
-        """
+        """Allocate uninitialised memory for a body of `nbytes`. The first binary tensor, at offset `tensors_at`, is
+        aligned for all number types, so it needs no copy."""
         before = -tensors_at % ALIGNMENT
         needed = before + nbytes
         memory = np.empty(needed, np.uint8) if needed < _LARGE_BYTES else self._large(needed)

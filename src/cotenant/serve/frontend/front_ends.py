@@ -22,10 +22,8 @@ _LEAST_GRACE_S = 0.7
 def front_ends(
     backend: Backend, section: ServerSection, loop: ServeLoop, processes: int = 1
 ) -> dict[str, HttpServer | GrpcServer]:
-    """Create the protocol servers of a backend on a loop, by the name of their port setting.
-
-    The limits of connections and bodies are divided by `processes`, the number of front-end processes.
-    """
+    """Create the protocol servers of a backend on a loop, by the name of their port setting. The limits of connections
+    and bodies are divided by `processes`, the number of front-end processes."""
     usual = Limits()
     limits = replace(
         usual,

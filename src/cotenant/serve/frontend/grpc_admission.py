@@ -26,11 +26,11 @@ class Incoming:
         """Model name; "" while unknown."""
         return self.name[0] if self.name is not None else ""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the counted bytes, as the request is over."""
         held, self.held = self.held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
 
 class GrpcAdmission:
@@ -53,10 +53,8 @@ class GrpcAdmission:
             raise
 
     def start(self, incoming: Incoming, encoding: bytes | None, start: bytes) -> None:
-        """Find the model in the first bytes of a large or incomplete message, and admit the request.
-
-        `encoding`: compression of the message, if any. Raises ServeError as `admit` does.
-        """
+        """Find the model in the first bytes of a large or incomplete message, and admit the request. `encoding`:
+        compression of the message, if any. Raises ServeError as `admit` does."""
         if incoming.name is None:
             if encoding is not None:
                 start = inflated_start(encoding, start, START_BYTES)

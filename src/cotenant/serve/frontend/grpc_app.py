@@ -130,7 +130,7 @@ class GrpcApp:
 
         def inflated(made: Packed) -> None:
             if call.is_over:
-                incoming.let_go()
+                incoming.release()
                 return
             self.admission.count(incoming, len(made))
             then(made)
@@ -286,7 +286,7 @@ class UnaryCall(Call):
 
     def withdraw(self) -> None:
         """Cancel the query and release the counted bytes."""
-        self.incoming.let_go()
+        self.incoming.release()
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()

@@ -174,10 +174,10 @@ class StreamCall(Call):
     def _forget_waiting(self) -> None:
         """Drop received requests that are not accepted yet."""
         for request in self._waiting:
-            request.incoming.let_go()
+            request.incoming.release()
         self._waiting.clear()
         if self._incoming is not None:
-            self._incoming.let_go()
+            self._incoming.release()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class StreamCall(Call):
             self._submit(number, nbytes, wire, final_flag, incoming)
 
         def refuse(error: BaseException) -> None:
-            incoming.let_go()
+            incoming.release()
             self._refuse(id_, nbytes, error)
 
         try:
@@ -249,7 +249,7 @@ class StreamCall(Call):
 
     def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, incoming: Incoming) -> None:
         if self.is_over:
-            incoming.let_go()
+            incoming.release()
             return
         put = self._codec.off_loop.inbox.put
 
@@ -257,7 +257,7 @@ class StreamCall(Call):
             put(lambda: ended(result))
 
         def ended(result: InferResult) -> None:
-            incoming.let_go()
+            incoming.release()
             self._ended(number, nbytes, wire, final_flag, result)
 
         query = self._backend.submit(structs.replace(wire.request, arrival_ns=incoming.arrival_ns), done)

@@ -50,10 +50,8 @@ def http_app(backend: Backend, limits: Limits, access: Access, off_loop: OffLoop
 
 
 class HttpApp(App):
-    """Request handler of HTTP connections, with the threads of its loop and a queue of loads.
-
-    `control`: handlers of all endpoints except inference. `replied`: called when an answer has been encoded.
-    """
+    """Request handler of HTTP connections, with the threads of its loop and a queue of loads. `control`: handlers of
+    all endpoints except inference. `replied`: called when an answer has been encoded."""
 
     def __init__(
         self,

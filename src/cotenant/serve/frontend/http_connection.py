@@ -61,10 +61,8 @@ class App(Protocol):
     """Request handler. All methods run on the event loop and must be quick."""
 
     def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
-        """Decide on a request with a body by its head; `arrival_ns`: when its first byte was readable.
-
-        Returns an answer to refuse the body. Otherwise the body is read, and counted by the returned Held, if any.
-        """
+        """Decide on a request with a body by its head; `arrival_ns`: when its first byte was readable. Returns an
+        answer to refuse the body. Otherwise the body is read, and counted by the returned Held, if any."""
 
     def no_room(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
         """Build the answer to a request with a chunked body for which there is no room."""
@@ -108,22 +106,22 @@ class Exchange:
         """Send the answer; further calls are ignored."""
         if not self.is_over:
             self.is_over, self.on_gone = True, None
-            self._let_go()
+            self._release_held()
             self._answered(self, answer)
 
     def abandon(self) -> None:
         """Handle a client that has disconnected."""
         if not self.is_over:
             self.is_over = True
-            self._let_go()
+            self._release_held()
             gone, self.on_gone = self.on_gone, None
             if gone is not None:
                 gone()
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         held, self.held = self.held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
 
 class Connections(OpenConnections["HttpConnection"]):
@@ -197,7 +195,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._others.close(self, self._address)
         self._is_over = True
         self._data, self._body, self._chunks = b"", None, None
-        self._let_go()
+        self._release_held()
         if self._exchange is not None:
             self._exchange.abandon()
 
@@ -361,11 +359,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = self._exchange = Exchange(self._head, body, self._began_ns, self._answered, held)
         self._app.request(exchange)
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         """Release the counted bytes of the body."""
         held, self._held = self._held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -402,7 +400,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _write(self, answer: Answer, *, is_last: bool = False) -> None:
         """Write an answer. Then the next request may begin, or the connection ends."""
         head, self._head, self._declined = self._head, None, None
-        self._let_go()
+        self._release_held()
         self._body, self._chunks, self._filled, self._began_ns = None, None, 0, 0
         self._since_s = self._loop.time()
         is_last = is_last or self._is_stopping or head is None or not head.keeps

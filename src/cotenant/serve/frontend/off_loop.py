@@ -77,7 +77,7 @@ class OffLoop:
         self.inbox.when_done(future, then, failed)
         if held is not None:
             held.keep()
-            future.add_done_callback(lambda _: self.inbox.put(held.let_go))
+            future.add_done_callback(lambda _: self.inbox.put(held.release))
 
     def close(self) -> None:
         """End the threads, without waiting for work in progress."""

@@ -65,10 +65,8 @@ class OpenConnections(Generic[C]):
 
 
 def readable_since(descriptor: int) -> int:
-    """Monotonic time in ns when the bytes just read from a TCP connection became readable.
-
-    The kernel records it for the last segment, to a tick (1 to 4 ms). If it is not available: now.
-    """
+    """Monotonic time in ns when the bytes just read from a TCP connection became readable. The kernel records it for
+    the last segment, to a tick (1 to 4 ms). If it is not available: now."""
     now = time.monotonic_ns()
     silent_ms = 0
     try:  # uvloop's socket object takes three times as long for this call

@@ -87,7 +87,7 @@ class Held:
         """Add a reference, for work that may outlive the request."""
         self._keepers += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop a reference; the last one releases the bytes."""
         self._keepers -= 1
         if not self._keepers:

@@ -49,10 +49,8 @@ class TensorPlace(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arena:
-    """Writing side of an arena in an anonymous file (memfd), which ends with its last process. Not thread-safe.
-
-    Raises OSError when the system refuses the file.
-    """
+    """Writing side of an arena in an anonymous file (memfd), which ends with its last process. Not thread-safe. Raises
+    OSError when the system refuses the file."""
 
     def __init__(self, name: str, capacity: int = CAPACITY_BYTES) -> None:
         self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -151,10 +149,8 @@ class Arena:
 
 
 class ArenaReader:
-    """Reading side of an arena. `on_free` is called, on any thread, when no array refers to a block any more.
-
-    Raises OSError when the memory cannot be mapped.
-    """
+    """Reading side of an arena. `on_free` is called, on any thread, when no array refers to a block any more. Raises
+    OSError when the memory cannot be mapped."""
 
     def __init__(self, descriptor: int, on_free: Callable[[int], None]) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -172,11 +168,11 @@ class ArenaReader:
         owner.flags.writeable = False
         block, held, on_free = place.block, self._held, self._on_free
 
-        def let_go(_: object) -> None:
+        def freed(_: object) -> None:
             held.pop(block, None)
             on_free(block)
 
-        held[block] = weakref.ref(owner, let_go)  # the base of all views
+        held[block] = weakref.ref(owner, freed)  # the base of all views
         return {each.name: _view(owner, place.nbytes, each) for each in place.layouts}
 
     @property

@@ -20,10 +20,8 @@ _log = logging.getLogger("cotenant.link")
 
 
 class ProcessLink(asyncio.Protocol, Generic[M]):
-    """End of a link on the running loop. All methods and callbacks run on the loop.
-
-    `on_messages` gets all messages of one read; `on_lost` is called once when the link ends.
-    """
+    """End of a link on the running loop. All methods and callbacks run on the loop. `on_messages` gets all messages of
+    one read; `on_lost` is called once when the link ends."""
 
     def __init__(self, kinds: Any, on_messages: Callable[[Sequence[M]], None], on_lost: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -95,10 +93,8 @@ class ProcessLink(asyncio.Protocol, Generic[M]):
 
 
 async def hand_over(bound: socket.socket, descriptor: int) -> int:
-    """Exchange file descriptors with the other end of a non-blocking socket; returns the received one.
-
-    Raises OSError or EOFError if the other end closes.
-    """
+    """Exchange file descriptors with the other end of a non-blocking socket; returns the received one. Raises OSError
+    or EOFError if the other end closes."""
     loop = asyncio.get_running_loop()
     socket.send_fds(bound, [b"\0"], [descriptor])
     while True:

@@ -123,10 +123,8 @@ class ServedModel:
         return served.version
 
     def still_served(self) -> Tenant:
-        """Tenant for a query that is being submitted. Called under the driver's lock.
-
-        Raises ServeError (UNAVAILABLE) if the version is over and has no successor.
-        """
+        """Tenant for a query that is being submitted. Called under the driver's lock. Raises ServeError (UNAVAILABLE)
+        if the version is over and has no successor."""
         if self.successor is not None:
             return self.successor.still_served()
         if self.is_over:
