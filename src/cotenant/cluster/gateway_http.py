@@ -90,7 +90,7 @@ class _Handlers:
         except web.HTTPException:
             raise
         except Exception:
-            _log.exception("%s %s failed in the gateway", request.method, request.path)
+            _log.exception("HTTP request %s %s failed in the gateway", request.method, request.path)
             return _error(500, "internal error; the gateway's log has the details", FAILURE)
 
     async def _answer(self, request: web.Request) -> web.Response:

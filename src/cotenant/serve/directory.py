@@ -52,7 +52,7 @@ def look_up(named: Named[T_co] | None, name: str, version: str, *, is_open: bool
 
 
 def refusal_of(tenant: str, gate: Gate, now_ns: int) -> ServeError | None:
-    """Error for every query of a tenant at a shut gate (full queue, rate limit, drain); None for an open gate."""
+    """Error of a request at a shut gate (full queue, rate limit, drain); None if it depends on the query."""
     refused = gate.refusal(tenant, now_ns)
     if refused is None:
         return None

@@ -195,7 +195,7 @@ class Call:
             case FrameError():
                 self.fail(error.code, error.message, (*pairs, *FAILURE.pairs()))
             case _:
-                _log.error("%s failed", self.fields[b":path"].decode("latin-1"), exc_info=error)
+                _log.error("gRPC call %s failed", self.fields[b":path"].decode("latin-1"), exc_info=error)
                 self.fail(INTERNAL, INTERNAL_ERROR, (*pairs, *FAILURE.pairs()))
 
 

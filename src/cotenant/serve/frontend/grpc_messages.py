@@ -14,7 +14,7 @@ from cotenant.wire.codec import WireRequest
 from cotenant.wire.ending import FAILURE
 
 _DAY_S = 86_400.0
-"""Seconds. A longer call deadline is not used as time-out: libraries set such values by default."""
+"""Seconds; a call deadline that is further away counts as none."""
 
 
 def with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:

@@ -291,7 +291,7 @@ class HttpApp(App):
             case _WrongMethodError():
                 exchange.answer(error_answer(405, str(error)))
             case _:
-                _log.error("%s %r failed", exchange.head.method, exchange.head.path, exc_info=error)
+                _log.error("HTTP request %s %r failed", exchange.head.method, exchange.head.path, exc_info=error)
                 text = "internal error; the server's log has the details"
                 exchange.answer(error_answer(500, text, _ending_fields(FAILURE)))
 

@@ -36,7 +36,7 @@ _MOST_MERGE_KEYS = 4096
 """Maximum number of input shapes with a merge key per model: clients choose shapes, and memory must stay bounded."""
 
 _NEXT_KEY = itertools.count()
-"""Merge keys, unique over all models: a query checked for a model keeps a valid key for its successor."""
+"""Merge keys, unique over all models: a model and its successor never use one key for different shapes."""
 
 
 class _NotLoaded:
