@@ -171,7 +171,7 @@ def test_a_cancel_ends_the_whole_at_once() -> None:
     assert world.results[0][1].status is Status.CANCELLED
     assert len(world.events(QueryWithdrawn)) == 2
     assert world.counters.by_tenant["app"].attainment is None  # withdrawn in time by the client: counted apart
-    assert world.counters.by_tenant["app"].apart[Outcome.CANCELLED] == 1
+    assert world.counters.by_tenant["app"].excluded[Outcome.CANCELLED] == 1
 
 
 def test_a_time_out_withdraws_what_waits() -> None:
@@ -213,7 +213,7 @@ def test_a_drain_lets_what_is_inside_go_on() -> None:
     def drain() -> None:
         world.flows.refuse()
         world.driver.post(DrainStarted())
-        with pytest.raises(ServeError, match="the server is stopping"):
+        with pytest.raises(ServeError, match="the server is shutting down"):
             world.ask()
 
     world.at(15, drain)

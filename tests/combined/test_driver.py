@@ -483,7 +483,9 @@ def test_a_fault_of_the_policy_is_logged_once_each_and_everybody_is_answered(cap
         for _ in range(4):
             stage.submit(QUICK)
             stage.clock.run()
-    lines = [record for record in caplog.records if "policy 'edf' failed in decide at QueryArrived" in record.message]
+    lines = [
+        record for record in caplog.records if "policy 'edf' failed in decide at event QueryArrived" in record.message
+    ]
     assert len(lines) == 3
     assert [bool(record.exc_info) for record in lines] == [True, False, False]
     assert "ValueError: what is this?" in lines[0].message

@@ -86,7 +86,7 @@ class Flows:
         """Submit a query of an application and return its number; `done` is called exactly once. Raises ServeError for
         an invalid request, and while the server stops."""
         if self._refuses:
-            raise ServeError(Status.UNAVAILABLE, "the server is stopping; send the request to another server")
+            raise ServeError(Status.UNAVAILABLE, "the server is shutting down; send the request to another server")
         items, spec = application.check(request), application.spec
         request = structs.replace(request, priority=request.priority or spec.priority)
         forms = {

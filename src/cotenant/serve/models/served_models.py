@@ -270,7 +270,7 @@ def _check_text(model: str, name: str, array: Array) -> None:
         at = next(at for at, item in enumerate(items) if not _is_text(item))
         raise ServeError(
             Status.INVALID_ARGUMENT,
-            f"model {model!r}: element {at} of input {name!r} is {shown(items[at])}, expected UTF-8 text",
+            f"model {model!r}: input {name!r} has {shown(items[at])} as element {at}, expected UTF-8 text",
         ) from None
 
 
