@@ -77,9 +77,9 @@ def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixt
         driver.post(TenantAdded(Tenant("b", 100 * MS, rate=150.0)))
         driver.post(TenantAdded(Tenant("c", 100 * MS)))
     [line] = [record.message for record in caplog.records if "guaranteed rates" in record.message]
-    assert "take 1.50 times all lanes together: each is kept only by 67 %" in line
+    assert "need 1.50 times the capacity of all lanes: each tenant gets 67 % of its rate" in line
     assert b"cotenant_guaranteed_rates_ratio 1.5" in page.render()
     with caplog.at_level("INFO", logger="cotenant.driver"):
         driver.post(TenantRemoved("b", "the model was unloaded"))
-    assert caplog.records[-1].message == "the guaranteed rates (tenant.rate) fit again"
+    assert caplog.records[-1].message == "the guaranteed rates (tenant.rate) fit the lanes again"
     assert figures_of(None) == EngineFigures()

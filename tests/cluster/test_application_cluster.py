@@ -161,7 +161,7 @@ def test_what_clients_are_told(triton: Any, client: Any) -> None:
     assert lines["chain"]["state"] == lines["twice"]["state"] == "READY"
     with pytest.raises(InferenceServerException, match="keeps no statistics of applications"):
         client.get_inference_statistics("chain")
-    with pytest.raises(InferenceServerException, match="the plan of the cluster says what is loaded"):
+    with pytest.raises(InferenceServerException, match="the cluster loads the models of its plan"):
         client.unload_model("chain")
 
 
@@ -334,7 +334,12 @@ def test_the_first_stage_without_an_answer_ends_the_whole(tmp_path: Path) -> Non
             (("unserved: away",), Outcome.REJECTED, "stage 'start': away", Counts(1, refused=1)),
             (("ok", "ok", "failed: no"), Outcome.FAILED, "stage 'right': no", Counts(1, failed=1)),
             (("gone",), Outcome.REJECTED, "stage 'start': no node serves model 'twice' now (refused)", None),
-            (("broken",), Outcome.FAILED, "stage 'start': the node was lost while the query ran (reset)", None),
+            (
+                ("broken",),
+                Outcome.FAILED,
+                "stage 'start': model 'twice': the node was lost while the query ran (reset)",
+                None,
+            ),
         ):
             result, rig = await run(*script)
             assert (result.outcome, result.reason) == (outcome, reason)
@@ -459,7 +464,7 @@ def test_whatever_nodes_do_every_query_has_one_outcome(
 def test_a_stage_without_a_tenant_is_named(tmp_path: Path) -> None:
     root = write_models(tmp_path / "models", "twice", "thrice")
     write_application(root, "chain", CHAIN)
-    with pytest.raises(PlanError, match=r"'chain.first' owns no model in .* by that of the stage's model"):
+    with pytest.raises(PlanError, match=r"'chain.first' owns no model in .* or the tenant of the stage's model"):
         models_of(root, [Load("chain.first", "twice", 1.0, 10)])
     assert models_of(root, [Load("twice", "twice", 1.0, 10)]) == {"twice": "twice"}
 

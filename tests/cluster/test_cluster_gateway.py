@@ -278,7 +278,7 @@ async def test_http_bytes_and_headers_pass_and_nodes_take_turns() -> None:
 @in_loop
 async def test_overload_is_final_but_a_server_that_stops_is_not() -> None:
     async def stopping(number: int) -> Answer:
-        return 503, "model 'm': the server is starting or shutting down", UNSERVED
+        return 503, "model 'm': the server is starting or stopping; try again later", UNSERVED
 
     async def full(number: int) -> Answer:
         return 503, "the queue of 't' is full (256 waiting)", Ending(Outcome.REJECTED)
@@ -682,7 +682,7 @@ async def test_what_the_gateway_answers_itself() -> None:
                 await channel.unary_unary(f"/{SERVICE}/RepositoryIndex")(b"")
             )
             assert [(model.name, model.state) for model in found.models] == [("m", "UNAVAILABLE")]
-            with pytest.raises(grpc.aio.AioRpcError, match="the plan of the cluster says"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the cluster loads the models of its plan"):
                 await channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")(b"")
 
 
@@ -705,7 +705,7 @@ async def test_a_gateway_without_a_table_refuses_and_does_not_say_that_models_ar
         return status, content, {}
 
     empty = RoutingTable(1, (Route("t", "m", SLO_NS, ()),), {})
-    for given, sentence in ((None, "has no table yet"), (empty, "no node serves model 'm'")):
+    for given, sentence in ((None, "has no routing table yet"), (empty, "no node serves model 'm'")):
         gateway = Gateway()
         address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0, given)
         try:
@@ -738,7 +738,7 @@ def test_a_taken_port_is_one_sentence() -> None:
         with pytest.raises(ClusterError, match=r"gateway, HTTP: cannot listen on 127\.0\.0\.1 port"):
             gateway.start("127.0.0.1", taken.getsockname()[1], 0)
         gateway.stop()
-    with pytest.raises(ClusterError, match="has not been started"):
+    with pytest.raises(ClusterError, match="is not started"):
         Gateway().report()
 
 

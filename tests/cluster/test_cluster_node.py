@@ -203,7 +203,7 @@ def test_what_counts_is_what_the_server_runs_and_not_what_it_was_told(stub: Stub
     stub.apply(second)
     assert stub.report().plan == second.plan.digest
     stub.deaf = True
-    with pytest.raises(ClusterError, match="did not take its new plan"):
+    with pytest.raises(ClusterError, match="did not run its new plan"):
         stub.apply(first)
     stub.deaf = False
     stub.apply(second)

@@ -18,7 +18,14 @@ from cotenant.cluster.detector import Detector, DetectorSettings
 from cotenant.cluster.head import models_of
 from cotenant.cluster.load_monitor import LoadMonitor
 from cotenant.cluster.node_home import NodeHome, remove_orphans
-from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
+from cotenant.cluster.node_plans import (
+    assign,
+    has_higher_rates,
+    inventory_of,
+    node_plans_of,
+    place_backfilled,
+    routing_table_of,
+)
 from cotenant.cluster.node_server import node_config
 from cotenant.cluster.note import Note, read_note, started
 from cotenant.cluster.ray_fleet import need_ray, node_of
@@ -94,10 +101,10 @@ def test_a_node_that_only_loses_takes_its_part_after_the_table() -> None:
     def part(*tenants: str, rate: float = 10.0) -> NodePlan:
         return NodePlan(device(*tenants, rate=rate), CORE, (), ())
 
-    assert gains(part("a"), None)
-    assert gains(part("a", "b"), part("a"))
-    assert gains(part("a", rate=11.0), part("a"))
-    assert not gains(part("a"), part("a", "b"))
+    assert has_higher_rates(part("a"), None)
+    assert has_higher_rates(part("a", "b"), part("a"))
+    assert has_higher_rates(part("a", rate=11.0), part("a"))
+    assert not has_higher_rates(part("a"), part("a", "b"))
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -175,23 +182,23 @@ def test_a_tenant_that_leaves_no_room_for_any_share_is_left_out_and_served_in_wh
     assert more.held.whole
 
     placed = assign(lost.held.plan, NODES[:1], {})
-    guests = place_guests(lost.held.left_out, placed, {})
+    guests = place_backfilled(lost.held.left_out, placed, {})
     names = {"a": "A", "b": "B", "c": "C"}
     parts = node_plans_of(placed, asked, KINDS, names, guests)
-    assert (parts["node-0"].tenants, parts["node-0"].guests) == (("b", "c"), ("a",))
+    assert (parts["node-0"].tenants, parts["node-0"].backfilled) == (("b", "c"), ("a",))
     assert parts["node-0"].models == ("A", "B", "C")
     routes = routing_table_of(1, parts, asked, names, {"node-0": Address("h", 1, 2)}).routes
     assert {route.tenant: [node for node, _ in route.shares] for route in routes} == {key: ["node-0"] for key in "abc"}
     whole = node_plans_of(placed, asked, KINDS, names)["node-0"]
-    assert gains(parts["node-0"], whole)
-    assert not gains(whole, parts["node-0"])
+    assert has_higher_rates(parts["node-0"], whole)
+    assert not has_higher_rates(whole, parts["node-0"])
 
 
 def test_guests_stay_where_they_run_or_go_where_it_is_least_crowded() -> None:
     placed = {"node-0": device("a", "b"), "node-1": device("c")}
-    assert place_guests(["x", "y"], placed, {}) == {"x": "node-1", "y": "node-0"}
+    assert place_backfilled(["x", "y"], placed, {}) == {"x": "node-1", "y": "node-0"}
     runs = node_plans_of({"node-0": device("x")}, loads(x=1.0), KINDS, {"x": "X"})
-    assert place_guests(["x"], placed, runs) == {"x": "node-0"}
+    assert place_backfilled(["x"], placed, runs) == {"x": "node-0"}
 
 
 def test_scaling_down_keeps_the_nodes_that_run_something() -> None:
@@ -293,7 +300,7 @@ def test_tenants_are_found_in_the_repository(tmp_path_factory: pytest.TempPathFa
 
 def test_a_note_is_held_by_one_process_and_removed_by_it_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("n") / "note.json"
-    with pytest.raises(ClusterError, match="no cluster was started here"):
+    with pytest.raises(ClusterError, match="no cluster of this user runs"):
         read_note(path)
     note = Note(path)
     with pytest.raises(ClusterError, match="is still starting"):
@@ -303,7 +310,7 @@ def test_a_note_is_held_by_one_process_and_removed_by_it_alone(tmp_path_factory:
     assert path.stat().st_mode & 0o077 == 0
     for _ in range(2):
         with pytest.raises(
-            ClusterError, match=rf"runs on this machine already \(process {os.getpid()}\).*cluster down"
+            ClusterError, match=rf"already runs on this machine \(process {os.getpid()}\).*cluster down"
         ):
             Note(path)
         assert read_note(path)["http_port"] == 7

@@ -209,7 +209,7 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
 
     again = cluster.command("up", str(cluster.folder / "tenants.toml"), str(cluster.folder / "models"), *cluster.costs)
     assert (again.returncode, again.stdout) == (2, "")
-    assert "a cluster of yours runs on this machine already" in again.stderr
+    assert "a cluster of this user already runs on this machine" in again.stderr
     assert cluster.command("status").returncode == 0
 
     below = [os.pidfd_open(pid) for pid in family(cluster.popen.pid)[1:]]
@@ -222,7 +222,7 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
         os.close(process)
     none = cluster.command("status")
     assert (none.returncode, none.stdout) == (2, "")
-    assert "no cluster was started here" in none.stderr
+    assert "no cluster of this user runs" in none.stderr
     assert list(cluster.folder.glob("cotenant-*")) == [], "folders were left behind"
 
 

@@ -80,9 +80,9 @@ def test_everything_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, STATUS)
     status, out, err = run("cluster", "status", "--url", "http://x")
     assert (status, err) == (0, "")
-    for words in ("fast 12.5/s, slow (in what is left)", "its agent ended", "98.7 %", "find (n0)", "88.9 %"):
+    for words in ("fast 12.5/s, slow (backfilled)", "its agent ended", "98.7 %", "find (n0)", "88.9 %"):
         assert words in out
-    assert "62 % is planned for, without slow. tenant 'slow' breaks first\n12:00:00  the first plan: 1 nodes" in out
+    assert "62 % is planned, without slow. tenant 'slow' breaks first\n12:00:00  the first plan: 1 nodes" in out
     assert "\n\n\n" not in out
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_status_is_one_sentence(run: Run, monkeypatch: pytest.MonkeyP
         if status:
             refused += 1
             assert out == ""
-            assert "what answers at http://x is no gateway of a cluster" in " ".join(err.split())
+            assert "http://x is not a cluster gateway" in " ".join(err.split())
     assert refused > 100
 
 

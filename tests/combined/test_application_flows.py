@@ -171,7 +171,7 @@ def test_a_cancel_ends_the_whole_at_once() -> None:
     assert world.results[0][1].status is Status.CANCELLED
     assert len(world.events(QueryWithdrawn)) == 2
     assert world.counters.by_tenant["app"].attainment is None  # withdrawn in time by the client: counted apart
-    assert world.counters.by_tenant["app"].apart[Outcome.CANCELLED] == 1
+    assert world.counters.by_tenant["app"].excluded[Outcome.CANCELLED] == 1
 
 
 def test_a_time_out_withdraws_what_waits() -> None:
@@ -241,7 +241,7 @@ def test_a_callback_that_raises_costs_nobody_else(caplog: pytest.LogCaptureFixtu
     world.ask()
     world.run()
     assert [outcome for _, outcome, _ in world.story] == [Outcome.ANSWERED] * 2
-    assert "answering query 0 failed" in caplog.text
+    assert "query 0: its answer could not be delivered" in caplog.text
 
 
 def test_a_stage_that_cannot_be_made_fails_with_a_sentence(caplog: pytest.LogCaptureFixture) -> None:

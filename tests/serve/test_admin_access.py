@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from cotenant.serve.frontend.admin_access import Access, access_at, barred, is_local
+from cotenant.serve.frontend.admin_access import Access, access_at, admin_refusal, is_local
 from cotenant.serve.frontend.grpc_server import GrpcServer
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, parse_path
 from cotenant.serve.frontend.http_server import HttpServer
@@ -96,8 +96,8 @@ def test_loopback_addresses_serve_everything_to_this_machine(host: str, local: b
 
 @pytest.mark.parametrize("host", [b"127.0.0.1:8000", b"localhost", b"[::1]:8000", b"[::1]", b"LOCALHOST:1"])
 def test_names_of_this_machine_with_and_without_a_port(host: bytes) -> None:
-    assert barred(Access.LOCAL, ((b"host", host),)) == ""
-    assert barred(Access.LOCAL, ((b"host", host.partition(b":")[0] + b".example:8000"),))
+    assert admin_refusal(Access.LOCAL, ((b"host", host),)) == ""
+    assert admin_refusal(Access.LOCAL, ((b"host", host.partition(b":")[0] + b".example:8000"),))
 
 
 @pytest.mark.parametrize("access", [Access.CLOSED, Access.LOCAL])

@@ -246,8 +246,8 @@ def test_an_application_follows_its_models(tmp_path: Path) -> None:
     try:
         client = Client(server)
         assert reason_of(server, "chain") == (
-            "application 'chain': stage 'second': model 'thrice' is not served: there is no such model in the "
-            "repository, or it was not loaded"
+            "application 'chain': stage 'second': model 'thrice' is not served: the repository has no such "
+            "model, or it was not loaded"
         )
         assert server.model_ready("chain", "") is False
         with pytest.raises(ServeError, match="model 'chain' is not served: application 'chain'") as caught:
@@ -308,10 +308,10 @@ def test_names_are_taken_once(tmp_path: Path) -> None:
     write_application(root, "chain", CHAIN)
     server = started(root)
     try:
-        assert "application 'chain' is called like the tenant of model 'other'" in reason_of(server, "chain")
+        assert "application 'chain' has the same name as the tenant of model 'other'" in reason_of(server, "chain")
         server.unload("other")
         server.load("chain")
-        with pytest.raises(ServeError, match="tenant 'chain' is called like an application") as caught:
+        with pytest.raises(ServeError, match="tenant 'chain' has the same name as an application") as caught:
             server.load("other")
         assert caught.value.status is Status.INVALID_ARGUMENT
     finally:

@@ -228,7 +228,7 @@ def test_a_model_has_as_much_room_as_is_free_and_another_one_still_gets_some(edg
         status, text = answered(third)
         assert status == 503
         assert b"retry-after: 1\r\n" in text
-        assert b"requests of model 'inline' hold 204800 bytes, as many as are free" in text
+        assert b"requests of model 'inline' hold 204800 bytes of memory for bodies" in text
     [(_, error)] = edge.inner.told
     assert error.cause is LossCause.FRONT_END
     body = json_body(LARGE)
@@ -326,7 +326,7 @@ def test_what_is_held_is_what_was_taken_and_leaves_as_much_free(steps: list[tupl
                 live[at][0].keep()
                 live[at][1]["keepers"] += 1
             else:
-                live[at][0].let_go()
+                live[at][0].release()
                 live[at][1]["keepers"] -= 1
                 live = [each for each in live if each[1]["keepers"]]
         except ServeError:
@@ -341,6 +341,6 @@ def test_what_is_held_is_what_was_taken_and_leaves_as_much_free(steps: list[tupl
         assert pending.total == sum(each["nbytes"] for _, each in live) <= budget
     for held, each in live:
         for _ in range(each["keepers"]):
-            held.let_go()
+            held.release()
     assert pending.total == 0
     assert not pending._by_model

@@ -31,7 +31,7 @@ from cotenant.measure import loader
 from cotenant.metrics import is_excluded
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.counters import Counters, TenantCounters
-from cotenant.serve.engine.slo_watch import SloWatch, Turn, log_turns, turn_text
+from cotenant.serve.engine.slo_watch import SloChange, SloWatch, log_slo_change, slo_change_text
 from cotenant.serve.frontend.open_connections import readable_since
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
@@ -88,7 +88,7 @@ def test_what_never_was_answered_is_in_the_last_bucket_alone() -> None:
     assert counted.latency_buckets[-1] == 3
     assert counted.latency_ns == 165 * MS
     assert counted.attainment == 0.2
-    assert {outcome: count for outcome, count in counted.apart.items() if count} == {
+    assert {outcome: count for outcome, count in counted.excluded.items() if count} == {
         Outcome.DROPPED: 1,
         Outcome.CANCELLED: 1,
     }
@@ -115,7 +115,7 @@ def test_impatient_clients_and_those_that_leave_do_not_ruin_the_record(tmp_path:
                     each.get_result()
             until(lambda: server.driver.wait_idle(0), lambda: server.driver.wait_idle(0.1))
             [counted] = [each for name, each in server.counters.by_tenant.items() if ":" not in name]
-            assert sum(counted.apart.values()) == 50
+            assert sum(counted.excluded.values()) == 50
             assert counted.attainment == 1.0
             assert len(counted.recent) == 11
             page = server.metrics().decode()
@@ -237,11 +237,11 @@ def test_whatever_the_order_each_query_is_counted_once(steps: list[tuple[str, in
             last += 1
             counters(now, QueryArrived(Query(last, "a", now, now + (SLO_NS, 2 * MS)[pick % 2])), [], None)
             if pick < 5:
-                counters.tell_later(last)
+                counters.expect_reply(last)
             inside.append(last)
         elif step == "end" and inside:
             number, outcome = inside.pop(pick % len(inside)), list(Outcome)[pick % len(Outcome)]
-            later = number in counters._told_later and outcome in (Outcome.ANSWERED, Outcome.LATE)
+            later = number in counters._awaiting_reply and outcome in (Outcome.ANSWERED, Outcome.LATE)
             counters(now, QueryCancelled(-1), [Respond(number, outcome)], None)
             unwritten += [number] * later
             ended_count += not later
@@ -262,20 +262,20 @@ def test_whatever_the_order_each_query_is_counted_once(steps: list[tuple[str, in
             counters(now, TenantRemoved("a", "gone"), [], None)
         elif step == "add":
             counters.add("a", SLO_NS)
-        apart = sum(counted.apart.values())
+        apart = sum(counted.excluded.values())
         assert counted.outcomes == {outcome: ends[outcome] for outcome in counted.outcomes}
         assert sum(counted.outcomes.values()) == ended_count == counted.arrived - len(inside) - len(unwritten)
         assert sum(counted.latency_buckets) == len(counted.recent) == ended_count - apart
     counters.add("a", SLO_NS)
     assert counters.by_tenant == {"a": counted}
-    assert counters._told_later <= set(inside)
+    assert counters._awaiting_reply <= set(inside)
 
 
 def test_an_application_is_counted_by_what_is_told_of_it() -> None:
     counters = Counters()
     counters.add("app", SLO_NS)
     counters.arrive(Query(1, "app", 0, SLO_NS, items=3))
-    counters.tell_later(1)
+    counters.expect_reply(1)
     counters(10 * MS, ApplicationEnded(1, Outcome.ANSWERED, "", 10 * MS), [], None)
     assert counters.by_tenant["app"].rows == 0
     asked = counters.replied(1, 200 * MS)
@@ -345,10 +345,10 @@ def test_a_tenant_begins_and_ceases_to_miss_its_slo_once() -> None:
     watch, now, turns = SloWatch(), 0, []
     for in_time in [True] * 50 + [False] * 30 + [True] * 300:
         now += 100 * MS
-        turn = watch.ended(in_time, now)
-        if turn is not None:
-            turns.append((now // (100 * MS), turn))
-    assert [(at, turn.begins, turn.missed, turn.window) for at, turn in turns] == [
+        change = watch.ended(in_time, now)
+        if change is not None:
+            turns.append((now // (100 * MS), change))
+    assert [(at, change.begins, change.missed, change.window) for at, change in turns] == [
         (56, True, 6, 56),
         (179, False, 1, 100),
     ]
@@ -360,12 +360,12 @@ def test_a_tenant_begins_and_ceases_to_miss_its_slo_once() -> None:
 def test_turns_alternate_and_are_far_apart(ends: list[bool], every_ms: int) -> None:
     watch, turns = SloWatch(), []
     for at, in_time in enumerate(ends):
-        turn = watch.ended(in_time, at * every_ms * MS)
-        if turn is not None:
-            turns.append((at * every_ms, turn.begins))
+        change = watch.ended(in_time, at * every_ms * MS)
+        if change is not None:
+            turns.append((at * every_ms, change.begins))
             recent = ends[max(0, at - 99) : at + 1]
-            assert turn.missed == recent.count(False)
-            assert turn.missed > 5 if turn.begins else turn.missed < 2
+            assert change.missed == recent.count(False)
+            assert change.missed > 5 if change.begins else change.missed < 2
     assert [begins for _, begins in turns] == [at % 2 == 0 for at in range(len(turns))]
     assert all(after - before >= 10_000 for (before, _), (after, _) in pairwise(turns))
 
@@ -373,7 +373,7 @@ def test_turns_alternate_and_are_far_apart(ends: list[bool], every_ms: int) -> N
 def test_a_miss_of_the_slo_is_one_line_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "cotenant.slo")
     clock = VirtualClock()
-    counters = Counters(lambda *turn: log_turns(clock, *turn))
+    counters = Counters(lambda *change: log_slo_change(clock, *change))
     counters.leading_cause = {"a": "neighbour"}.get
     counters.add("a", SLO_NS)
     counters.add("b", SLO_NS)
@@ -386,5 +386,5 @@ def test_a_miss_of_the_slo_is_one_line_with_its_cause(caplog: pytest.LogCaptureF
     assert caplog.messages == [
         "tenant 'a' begins to miss its SLO of 100 ms: 6 of its last 6 queries (main cause: other tenants)"
     ]
-    text = turn_text("a", SLO_NS, Turn(False, 1, 100, 34, 12_300 * MS))
+    text = slo_change_text("a", SLO_NS, SloChange(False, 1, 100, 34, 12_300 * MS))
     assert text == "tenant 'a' meets its SLO of 100 ms again: 34 queries missed it in 12.3 s"

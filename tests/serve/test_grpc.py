@@ -85,7 +85,7 @@ def test_large_tensors(stub: Any) -> None:
     array = sample("FP32", (4000, 16))
     assert stub.ModelInfer(infer_request("identity_fp32", array)).raw_output_contents[0] == array.tobytes()
     big = np.zeros((1000, 600), np.float32)
-    refused(lambda: stub.ModelInfer(infer_request("identity_fp32", big)), Code.RESOURCE_EXHAUSTED, "larger")
+    refused(lambda: stub.ModelInfer(infer_request("identity_fp32", big)), Code.RESOURCE_EXHAUSTED, "expected at most")
 
 
 def test_parameters_and_deadline_reach_the_backend(backend: CountingBackend, stub: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_sequence_is_refused_where_it_would_begin_or_end(stub: Any, name: str)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(request)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "models keep no state here" in caught.value.details()
+    assert "served models keep no state" in caught.value.details()
 
 
 def test_classification(stub: Any) -> None:
@@ -461,7 +461,7 @@ class Reader:
 
     expect = settle = watch = lambda *_: None
 
-    def blame(self, answer: Any) -> None:
+    def answer_malformed(self, answer: Any) -> None:
         answer()
 
     def send(self, data: bytes) -> None:

@@ -182,7 +182,7 @@ class SilentApp:
     def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
         return None
 
-    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+    def no_room(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
         raise AssertionError
 
     def request(self, exchange: Exchange) -> None:
@@ -256,7 +256,7 @@ class Rig:
 
     def after(self, seconds: float) -> str:
         """What became of the connection by then."""
-        self.connection.look(self.begin_s + seconds)
+        self.connection.check_timeouts(self.begin_s + seconds)
         return self.pipe.ended
 
 

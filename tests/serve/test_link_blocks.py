@@ -71,7 +71,7 @@ def test_a_block_that_is_not_in_use_is_not_given_back_twice() -> None:
     blocks.give_back(offset)
     with pytest.raises(KeyError):
         blocks.give_back(offset)
-    with pytest.raises(ValueError, match="no power of two of pages"):
+    with pytest.raises(ValueError, match="expected a power of two of pages"):
         Blocks(3 * LEAST_BYTES)
     assert blocks.take(5 * LEAST_BYTES) is None
 

@@ -200,7 +200,7 @@ def test_what_a_front_end_was_short_of_is_counted_by_the_engine(monkeypatch: pyt
         came.set()
 
     monkeypatch.setattr(shortages, "add", add)
-    monkeypatch.setattr("cotenant.serve.link.remote_backend._TELL_EVERY_S", 0.01)
+    monkeypatch.setattr("cotenant.serve.link.remote_backend._SHORTAGES_EVERY_S", 0.01)
     with linked(Engine()):
         shortages.report(shortages.Resource.DESCRIPTOR, "a test", 3)
         assert came.wait(WAIT_S)

@@ -115,7 +115,7 @@ def test_no_other_call_waits_for_loads_and_a_long_line_is_refused(front_end: str
         for each in islice(as_completed(more, WAIT_S), 4):  # of 20 models at most MOST_IN_LINE wait
             status, sentence = each.result()
             assert status == 503
-            assert f"{MOST_IN_LINE} loads and unloads wait already; try again" in sentence
+            assert f"{MOST_IN_LINE} loads and unloads wait already, the limit; try again later" in sentence
         connection = http.client.HTTPConnection("127.0.0.1", ports.http, timeout=WAIT_S)
         for path in ("/metrics", "/v2/models/tiny", "/v2/models/tiny/config", "/v2/models/stats", "/v2/health/ready"):
             connection.request("GET", path)

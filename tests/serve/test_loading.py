@@ -119,7 +119,7 @@ def test_a_model_that_refuses_made_up_values_is_served_with_a_warning_and_withou
         assert client.ask("m", {name: feeds}).outputs["y"].tolist() == expected
         is_warned = make is not chooser
         assert ("it cannot be run on sample values" in caplog.text) is is_warned
-        merging = server.names.models["m"][""].opened.merging
+        merging = server.names.models["m"][""].facts.merging
         assert merging.verdict in ("proven", "single"), "by the graph, which needs no values"
         caplog.clear()
         (tmp_path / "m" / "config.toml").write_text(f"{text}[samples]\n{sample}\n")
@@ -148,7 +148,7 @@ def test_samples_are_what_the_trial_of_merging_runs_on(tmp_path: Path, caplog: p
         assert server.metadata("m", "").max_batch_size == 0, "nothing shows that its queries may be merged"
         (tmp_path / "m" / "config.toml").write_text(text + '[samples]\nword = {values = ["1000", "1001", "1002"]}\n')
         server.load("m")
-        assert server.names.models["m"][""].opened.merging.verdict == "tried"
+        assert server.names.models["m"][""].facts.merging.verdict == "tried"
         assert server.metadata("m", "").max_batch_size == 4
         assert client.ask("m", {"word": words}).outputs["y"].tolist() == [[4], [1]]
 

@@ -31,13 +31,13 @@ def ports() -> Iterator[Ports]:
 
 def test_answers_are_delayed_beyond_the_limit_by_address_and_window() -> None:
     connections: OpenConnections[object] = OpenConnections(LIMITS)
-    assert [connections.blame("a", 100.0) for _ in range(MOST)] == [0.0] * MOST
-    delays = [connections.blame("a", 101.0) for _ in range(30)]
+    assert [connections.malformed_delay_s("a", 100.0) for _ in range(MOST)] == [0.0] * MOST
+    delays = [connections.malformed_delay_s("a", 101.0) for _ in range(30)]
     assert delays[0] == 0.05
     assert delays == sorted(delays)
     assert delays[-1] == 1.0
-    assert connections.blame("b", 101.0) == 0.0
-    assert connections.blame("a", 111.0) == 0.0
+    assert connections.malformed_delay_s("b", 101.0) == 0.0
+    assert connections.malformed_delay_s("a", 111.0) == 0.0
 
 
 def test_an_http_connection_with_too_many_malformed_requests_is_closed_after_the_answer(ports: Ports) -> None:

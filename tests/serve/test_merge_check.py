@@ -76,7 +76,12 @@ def test_a_model_whose_rows_act_on_each_other_is_found_out(
             asked[0] += len(ask_together(server, "mixing", asked[0]))
 
         with caplog.at_level("WARNING"):
-            until(lambda: "model 'mixing': its queries run alone from now on: 2 of the last" in caplog.text, step)
+            until(
+                lambda: (
+                    "model 'mixing': merging is off, its queries run alone from now on: 2 of the last" in caplog.text
+                ),
+                step,
+            )
         assert not served.merges
         server.driver.wait_idle(10)
         assert server.counters.by_tenant["mixing"].arrived == asked[0], "checks are nobody's queries"

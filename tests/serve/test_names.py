@@ -98,7 +98,7 @@ class Names(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
         self.server = Server(self.root, ServerConfig(device=DeviceSection(isolation="thread")))
-        self.server.opener.loader = CachedLoader(60.0)
+        self.server.model_loader.loader_process = CachedLoader(60.0)
         self.server.start()
         self.client = Client(self.server)
         self.expected = Expected()

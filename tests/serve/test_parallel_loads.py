@@ -86,7 +86,7 @@ def test_other_models_are_loaded_and_unloaded_meanwhile_and_the_same_one_is_not(
     write_model(server.root, "loop", config() + LOOPING, {1: looping})
     write_model(server.root, "more", config(max_batch=4), {1: lambda: scaled(2.0)})
     with ThreadPoolExecutor(2) as pool:
-        server.opener.loader.rest()  # what kills a new child is not tried again
+        server.model_loader.loader_process.rest()  # what kills a new child is not tried again
         endless = pool.submit(server.load, "loop")
         child = turns.get(timeout=WAIT_S)
         server.load("more")
@@ -121,7 +121,7 @@ def test_a_model_is_opened_anew_where_lanes_change_meanwhile(
     both = (Share((0, 1)),)
     assert server.policy.spec.shares != both
     with ThreadPoolExecutor(1) as pool:
-        with server.opener.loader._measuring:
+        with server.model_loader.loader_process._measuring:
             load = pool.submit(server.load, "more")
             turns.get(timeout=WAIT_S)
             server.change_policy(make_policy("edf", {}, both))

@@ -218,7 +218,7 @@ def test_a_taken_port_is_one_sentence_and_leaves_the_trace_of_the_other_alone(tm
         (lambda root: write_good(root, "chooser"), ("--policy", "zzz"), "name is 'zzz', expected one of"),
         (lambda root: write_good(root, "chooser"), ("--lanes", "977"), "lanes is ((977,),), expected disjoint lists"),
         (lambda root: write_good(root, "chooser"), ("--isolation", "vm"), "'vm', expected one of process, thread"),
-        (lambda root: write_good(root, "chooser"), ("--host", "no such host"), "is no address to listen on"),
+        (lambda root: write_good(root, "chooser"), ("--host", "no such host"), "cannot listen on host"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(

@@ -439,7 +439,7 @@ def test_a_query_that_was_checked_against_a_model_never_runs_in_its_successor(
 
     monkeypatch.setattr(models_module.ServedModel, "form", reloaded)
     try:
-        with pytest.raises(ServeError, match="send it again") as caught:
+        with pytest.raises(ServeError, match="send the request again") as caught:
             client.submit("two", feeds("two"))
         assert caught.value.status is Status.UNAVAILABLE
         assert client.ask("two", {"index": np.array([1])}).outcome is Outcome.ANSWERED

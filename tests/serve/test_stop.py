@@ -142,7 +142,7 @@ class Held(SharedLoader):
 
 def server_of(root: Path, loader: Any = SHARED) -> Server:
     server = Server(root, ServerConfig())
-    server.opener.loader = loader
+    server.model_loader.loader_process = loader
     executor: Any = server._executor
     executor._limits = replace(PATIENT)
     return server
@@ -375,7 +375,7 @@ def test_a_server_whose_worker_hangs_ends_with_its_trace_closed(tmp_path: Path) 
             os.sched_yield()
         process.popen.send_signal(signal.SIGHUP)
         assert process.end(signal.SIGTERM) == 0
-        assert any("SIGHUP: there is nothing to read again" in line["message"] for line in process.logs)
+        assert any("SIGHUP ignored: no plan is served" in line["message"] for line in process.logs)
         assert asked.result(WAIT_S) in ("500", "503")
         gone(pid)
     _, records = read(path)

@@ -93,7 +93,7 @@ SHARED = SharedLoader(limit_s=120.0)
 
 def started(root: Path, watch: Watch | None = None, loader: Loader = SHARED, **sections: Any) -> Server:
     server = Server(root, ServerConfig(**sections))
-    server.opener.loader = loader
+    server.model_loader.loader_process = loader
     server.start(*([watch] if watch else []))
     return server
 

@@ -151,12 +151,12 @@ async def _run(seed: int, count: int, requests: list[bytes], backend: CountingBa
                 if rng.random() < 0.2:
                     await asyncio.sleep(0)
                 if rng.random() < 0.05:
-                    connection.look(asyncio.get_running_loop().time())
+                    connection.check_timeouts(asyncio.get_running_loop().time())
             closed += transport.is_closed
             if number % 3 == 0:
                 connection.shut_down()
                 await asyncio.sleep(0)
-                connection.give_up()
+                connection.abort()
             await asyncio.sleep(0)
             transport.lose()
             await asyncio.sleep(0)

@@ -190,7 +190,7 @@ def test_priority_and_timeout_are_whole_numbers_in_range(name: str, value: Any) 
 
 @pytest.mark.parametrize("name", ["sequence_start", "sequence_end"])
 def test_a_sequence_is_refused_where_it_would_begin_or_end(name: str) -> None:
-    refused(lambda: decode_json(one_input() | {"parameters": {name: True}}), name, "models keep no state here")
+    refused(lambda: decode_json(one_input() | {"parameters": {name: True}}), name, "served models keep no state")
     refused(lambda: decode_json(one_input() | {"parameters": {name: 1}}), name, "expected true or false")
     assert decode_json(one_input() | {"parameters": {name: False, "sequence_id": 3}}).request.model == "m"
 

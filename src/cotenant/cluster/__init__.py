@@ -1,1 +1,1 @@
-"""The same plan over several nodes: agents and a controller on Ray, and a gateway that sends queries to nodes."""
+"""Multi-node serving of one plan: agents and a controller on Ray, and a gateway that forwards queries to nodes."""

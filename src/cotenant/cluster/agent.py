@@ -1,4 +1,4 @@
-"""The agent of a node: what runs there as a Ray actor. Ray carries its calls, never a tensor."""
+"""Agent of a node: a Ray actor that runs the node's server. Ray carries its calls, but no tensors."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport
 
 
 class Agent:
-    """Runs the server of its node. The server ends with the agent, whatever ends that.
+    """Agent that runs the server of its node. The server ends with the agent in every case.
 
-    `size` is the number of cores that the server gets: those of `cores`, or the first that the agent may use. Raises
-    ClusterError when there are fewer, or the repository is not there.
+    `size`: number of cores for the server, taken from `cores` or else from the cores that the agent may use. Raises
+    ClusterError if there are fewer cores, or if the repository is missing.
     """
 
     def __init__(self, repository: str, host: str, size: int, cores: Sequence[int] = ()) -> None:
         root = Path(repository)
         if not root.is_dir():
-            raise ClusterError(f"{repository}: is not a directory here; the repository must be there on every node")
+            raise ClusterError(f"{repository}: not a directory here; the repository must be there on every node")
         there = tuple(cores) or tuple(sorted(os.sched_getaffinity(0)))
         if len(there) < size:
-            raise ClusterError(f"the device type has {size} cores, and the agent may use {len(there)}")
+            raise ClusterError(f"the device type has {size} cores, but the agent may use only {len(there)}")
         self._server = NodeServer(root, there[:size], host)
 
     def pid(self) -> int:
-        """Number of the agent's process."""
+        """Process ID of the agent."""
         return os.getpid()
 
     def prepare(self, part: NodePlan) -> Address:
-        """See NodeServer."""
+        """Load the models of a part; `NodeServer.prepare`."""
         return self._server.prepare(part)
 
     def apply(self, part: NodePlan) -> None:
-        """See NodeServer."""
+        """Serve by the plan of a part; `NodeServer.apply`."""
         self._server.apply(part)
 
     def release(self, part: NodePlan) -> None:
-        """See NodeServer."""
+        """Unload all other models; `NodeServer.release`."""
         self._server.release(part)
 
     def report(self) -> NodeReport:
-        """See NodeServer."""
+        """State and counters of the server; `NodeServer.report`."""
         return self._server.report()
 
     def pause(self) -> None:
-        """See NodeServer."""
+        """Drain and stop the server; `prepare` starts it again."""
         self._server.pause()
 
     def stop(self) -> None:
-        """See NodeServer."""
+        """Drain and stop the server, and remove its files."""
         self._server.stop()

@@ -1,8 +1,7 @@
-"""Applications in a cluster: the gateway hands tensors from stage to stage, and each stage goes where its model is.
+"""Applications in a cluster: the gateway sends each stage to a node of its model, and passes tensors between stages.
 
-To the front-ends this answers queries as a server does; behind it the stages are queries of the forwarder, so that
-losing a node under one of them is what it is for any query. All of this runs on the gateway's event loop, but for what
-the front-ends decode and encode.
+Front-ends use it as the backend of a server. The stages are queries of the forwarder, so the loss of a node is handled
+as for any other query. All code runs on the gateway's event loop, except decoding and encoding by front-ends.
 """
 
 from __future__ import annotations
@@ -39,29 +38,27 @@ from cotenant.wire.api import (
 
 Done = Callable[[InferResult], None]
 _log = logging.getLogger("cotenant.cluster")
-NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
-NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
+NO_STATISTICS = "the gateway keeps no statistics of applications; use GET /v2/cotenant/cluster"
+NOT_LOADED_HERE = "the cluster loads the models of its plan; change the tenants' file instead"
 
 
 class _Model(NamedTuple):
-    """The model of a stage, as a node describes it."""
+    """Metadata and declared shapes of a stage's model, from a node."""
 
     metadata: ModelMetadata
     shapes: Sequence[Mapping[str, Sequence[int]]]
 
 
 class ApplicationBackend:
-    """The applications of the forwarder's table. Implements Infer for their names.
-
-    `prepare` comes before every other call about an application, `admit` before a query.
-    """
+    """Applications of the forwarder's table. Implements Infer for their names. Call `prepare` before every other call
+    for an application, and `admit` before a query."""
 
     def __init__(self, forwarder: Forwarder, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._forwarder = forwarder
         self._now_ns = now_ns
         self._loop = asyncio.get_running_loop()
         self._forms: dict[str, tuple[int, ApplicationForm]] = {}
-        """Each with the version of the table under which it was made."""
+        """Table version and form by application."""
         self._numbers = itertools.count(1)
         self._runs: dict[int, asyncio.Task[None]] = {}
 
@@ -70,14 +67,12 @@ class ApplicationBackend:
 
     @property
     def served(self) -> dict[str, bool]:
-        """Every application, and whether each of its stages has a node."""
+        """Whether each stage has a node, by application."""
         return {name: self._is_served(name) for name in self._forwarder.applications}
 
     async def prepare(self, name: str) -> None:
-        """Fit an application to its models as the nodes describe them now, unless that was done under this table.
-
-        Raises ServeError where a model has no node, or does not fit.
-        """
+        """Match an application with its models, as nodes describe them; once per version of the table. Raises
+        ServeError if a model has no node or its tensors do not match."""
         planned, version = self._forwarder.applications[name], self._forwarder.version
         known = self._forms.get(name)
         if known is not None and known[0] == version:
@@ -99,7 +94,7 @@ class ApplicationBackend:
         self._forms[name] = version, form
 
     async def admit(self, name: str) -> None:
-        """Prepare an application for a query of it. Raises ServeError as `prepare` does: then the query is counted."""
+        """Prepare an application for a query. Raises ServeError as `prepare`, and counts the refused query."""
         try:
             await self.prepare(name)
         except ServeError as error:
@@ -107,7 +102,7 @@ class ApplicationBackend:
             raise
 
     async def infer(self, request: InferRequest) -> InferResult:
-        """Run a query to its end; cancelled, it withdraws it. Raises ServeError as `admit` and `submit` do."""
+        """Run a query to its end; a cancellation withdraws it. Raises ServeError as `admit` and `submit` do."""
         await self.admit(request.model)
         result: asyncio.Future[InferResult] = self._loop.create_future()
 
@@ -123,7 +118,7 @@ class ApplicationBackend:
             raise
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running queries."""
         runs = list(self._runs.values())
         for run in runs:
             run.cancel()
@@ -132,32 +127,33 @@ class ApplicationBackend:
     # --- Infer ----------------------------------------------------------------------------------------------------
 
     def refusal(self, model: str, version: str) -> ServeError | None:
-        """See Infer: `admit` has said it."""
+        """None, since `admit` has already refused the query if necessary."""
         return None
 
     def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
-        """See Infer."""
+        """Count a query that a front-end refused."""
         self._refused(model, error)
 
     def ready(self) -> bool:
-        """See Infer."""
+        """Whether all applications are served."""
         return all(self.served.values())
 
     def model_ready(self, model: str, version: str) -> bool:
-        """See Infer."""
+        """Whether each stage of an application has a node."""
         self._form(model, version)
         return self._is_served(model)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        """See Infer."""
+        """Metadata of an application."""
         return self._form(model, version).metadata
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        """See Infer."""
+        """Configuration of an application."""
         return self._form(model, version).config()
 
     def submit(self, request: InferRequest, done: Done) -> int:
-        """See Infer. What is refused here is counted."""
+        """Submit a query and return its number; `done` is called once. A refused query is counted. Raises ServeError
+        for an invalid request."""
         try:
             form = self._form(request.model, request.version)
             form.check(request)
@@ -169,13 +165,13 @@ class ApplicationBackend:
         return number
 
     def cancel(self, query: int) -> None:
-        """See Infer."""
+        """Withdraw a query."""
         self._loop.call_soon_threadsafe(self._withdraw, query)
 
     # --- one query ------------------------------------------------------------------------------------------------
 
     def _refused(self, name: str, error: ServeError) -> None:
-        """Count a query that ended before it began."""
+        """Count a query that was refused."""
         self._forwarder.count(name, "offered")
         self._forwarder.count(name, COUNTED[error.ending.outcome])
 
@@ -204,12 +200,12 @@ class ApplicationBackend:
         done(result)
 
     async def _steered(self, number: int, form: ApplicationForm, request: InferRequest) -> InferResult:
-        """Let the flow say what starts and how it ends."""
+        """Run a query by its flow, which decides on starts of stages and on the outcome."""
         spec, now_ns = form.spec, self._now_ns()
         slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
         wanted = form.wanted(request.outputs)
         whole = Query(number, spec.name, now_ns, now_ns + slo_ns)
-        # Nothing is predicted here: without a plan every stage has the whole SLO.
+        # The gateway has no latency predictions: without a plan every stage has the whole SLO as budget.
         flow = Flow(spec.graph, whole, lambda *_: 0, wanted=[stage for stage, _ in wanted.values()])
         outputs: dict[int, Mapping[str, Array]] = {}
         running: dict[asyncio.Task[StageEnd], int] = {}
@@ -217,7 +213,7 @@ class ApplicationBackend:
         try:
             while True:
                 for step in steps:
-                    if isinstance(step, ApplicationEnded):  # tasks of stages under way, and their queries, end below
+                    if isinstance(step, ApplicationEnded):  # tasks of running stages are cancelled below
                         return result_of(step, wanted, outputs)
                     for stage in step.stages if isinstance(step, StartStages) else ():
                         inputs = form.stage_inputs(stage, request.inputs, outputs)
@@ -236,7 +232,7 @@ class ApplicationBackend:
     async def _stage(
         self, form: ApplicationForm, stage: int, inputs: Mapping[str, Array], end_ns: int, priority: int
     ) -> StageEnd:
-        """Ask a node. The stage is late for the application when its time ends, so the node may give it up then."""
+        """Run a stage on a node. Its time-out is the stage's deadline: a later answer is late for the application."""
         spec = form.spec
         parameters = {"timeout": max(1, (end_ns - self._now_ns()) // 1000)}
         if priority or spec.priority:
@@ -255,9 +251,9 @@ class ApplicationBackend:
         return all(models.get(stage.model, False) for stage in self._forwarder.applications[name].spec.stages)
 
     async def _described(self, model: str) -> _Model:
-        """What a node says of a model. Raises ServeError."""
-        metadata = await self._asked(model, "")
-        config = await self._asked(model, "/config")
+        """Description of a model by a node. Raises ServeError."""
+        metadata = await self._ask_node(model, "")
+        config = await self._ask_node(model, "/config")
         text = config.get("parameters", {}).get("shapes", {}).get("string_value", "[]")
         return _Model(
             ModelMetadata(
@@ -271,13 +267,16 @@ class ApplicationBackend:
             msgspec.json.decode(text),
         )
 
-    async def _asked(self, model: str, what: str) -> Any:
+    async def _ask_node(self, model: str, what: str) -> Any:
         async def attempt(link: NodeLink, _: int) -> HttpReply:
             return await link.http("GET", f"{model_path(model)}{what}", [], b"")
 
         reply: HttpReply = await self._forwarder.ask(model, attempt)
         if reply.status != 200:
-            raise ServeError(Status.UNAVAILABLE, f"node {reply.node!r} does not describe model {model!r}")
+            raise ServeError(
+                Status.UNAVAILABLE,
+                f"node {reply.node!r} does not describe model {model!r} (status {reply.status})",
+            )
         return msgspec.json.decode(reply.body)
 
 

@@ -1,4 +1,4 @@
-"""Which node gets the next query of a tenant: smooth weighted turns. No clock, no chance."""
+"""Load balancing between nodes: smooth weighted round robin, deterministic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _TIE = 1e-9
 
 
 class Balancer:
-    """Turns between nodes in proportion of their weights, spread as evenly as can be.
+    """Smooth weighted round robin (as in nginx) between nodes.
 
-    At each choice every node's credit grows by its weight; the one with most credit is taken and pays the sum of all.
-    Equal credit goes to the node with the fewest queries under way, then to the first.
+    At each choice: `credit[n] += weight[n]` for all nodes, the node with the largest credit is chosen, and then
+    `credit[chosen] -= sum(weight)`. Ties go to the node with the fewest outstanding queries, then to the first.
     """
 
     def __init__(self, shares: Sequence[tuple[str, float]]) -> None:
@@ -19,7 +19,7 @@ class Balancer:
         self._credit = dict.fromkeys(self._weights, 0.0)
 
     def choose(self, outstanding: Mapping[str, int], without: Collection[str] = ()) -> str | None:
-        """The node to send to, leaving out those in `without`; None when no node is left."""
+        """Choose the node for the next query, except nodes in `without`; None if no node is left."""
         there = [node for node in self._weights if node not in without]
         if not there:
             return None

@@ -42,10 +42,11 @@ def up(
     ] = 1,
     planner: Annotated[str, typer.Option(help="Planner, as for 'cotenant plan'.")] = "ours",
     headroom: Annotated[
-        float, typer.Option(min=0.0, max=10.0, callback=a_number, help="Share of each rate that is added.")
+        float,
+        typer.Option(min=0.0, max=10.0, callback=a_number, help="Share of each rate that is added to it."),
     ] = 0.1,
     period: Annotated[
-        float, typer.Option(min=0.5, max=86_400.0, callback=a_number, help="Seconds between two looks at the rates.")
+        float, typer.Option(min=0.5, max=86_400.0, callback=a_number, help="Seconds between two checks of the rates.")
     ] = 20.0,
     floor: Annotated[
         float,
@@ -54,14 +55,14 @@ def up(
     heartbeat: Annotated[
         float, typer.Option(min=0.05, max=3600.0, callback=a_number, help="Seconds between two heartbeats of a node.")
     ] = 0.5,
-    host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,
+    host: Annotated[str, typer.Option(help="Listening address of the gateway.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port of the gateway; 0 takes any free port.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port of the gateway; 0 takes any free port.")] = 8001,
     stale: Stale = False,
     log_level: LogLevel = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
+    """Start agents on the nodes, a controller and a gateway. Runs until a signal or 'cotenant cluster down'."""
     from cotenant.cluster.detector import DetectorSettings
     from cotenant.cluster.head import ClusterHead, HeadSettings, read_spec
     from cotenant.cluster.interfaces import ControllerSettings
@@ -71,7 +72,7 @@ def up(
     from cotenant.techniques.partitions.plan.follow import FollowSettings
     from cotenant.techniques.partitions.plan.tracking import TrackingSettings
 
-    need_ray()  # says what is missing before anything else is done
+    need_ray()  # fails early if a package is missing
     log_to_stderr()
     work = read_spec(tenants, repository, profiles, planner, headroom, stale=stale)
     settings = HeadSettings(host, http_port, grpc_port, address, () if address else _shared_cores(local_nodes))
@@ -121,11 +122,11 @@ def up(
 @cluster.command()
 def status(
     url: Annotated[
-        str, typer.Option(help="URL of the gateway; else the cluster of this machine.", show_default=False)
+        str, typer.Option(help="URL of the gateway; by default that of this machine's cluster.", show_default=False)
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the nodes, what runs where, rates and attainment."""
+    """Show nodes, tenants with rates and attainment, and changes of the plan."""
     from cotenant.cluster.note import read_note
 
     if not url:
@@ -135,13 +136,13 @@ def status(
         with urllib.request.urlopen(f"{url.rstrip('/')}/v2/cotenant/cluster", timeout=10) as answer:
             found = json.loads(answer.read())
     except (OSError, ValueError) as error:
-        told = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
-        why = ": ".join(filter(None, (str(error), told.strip()[:200])))
-        raise CotenantError(f"no gateway of a cluster answers at {url} ({why})") from None
+        body = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+        why = ": ".join(filter(None, (str(error), body.strip()[:200])))
+        raise CotenantError(f"no cluster gateway answers at {url} ({why}); check the URL") from None
     try:
         tables = _tables(found)
     except (LookupError, TypeError, AttributeError, ValueError):
-        raise CotenantError(f"what answers at {url} is no gateway of a cluster: its status has another form") from None
+        raise CotenantError(f"{url} is not a cluster gateway: its status has another form; check the URL") from None
     if as_json:
         print_json(found)
     else:
@@ -151,7 +152,7 @@ def status(
 
 @cluster.command()
 def down() -> None:
-    """Stop the cluster that 'cotenant cluster up' runs on this machine, and wait until all of it has ended."""
+    """Stop the cluster that 'cotenant cluster up' runs on this machine, and wait until it has ended."""
     from cotenant.cluster.note import read_note, started
 
     note = read_note()
@@ -159,13 +160,13 @@ def down() -> None:
     deadline = time.monotonic() + _STOP_S
     while started(int(note["pid"])) == note["started"]:
         if time.monotonic() > deadline:
-            raise CotenantError(f"the cluster (process {note['pid']}) did not end within {_STOP_S:g} s")
+            raise CotenantError(f"the cluster (process {note['pid']}) did not end within {_STOP_S:g} s: kill it")
         time.sleep(0.1)
     print("The cluster is down.")
 
 
 def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
-    """The cores of this machine, dealt out to so many nodes. Raises CotenantError when there are too few."""
+    """Split the cores of this machine evenly among `nodes`. Raises CotenantError if there are too few cores."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < nodes:
         raise CotenantError(f"--local-nodes is {nodes}, expected at most the number of cores, {len(cores)}")
@@ -174,14 +175,14 @@ def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _tables(found: dict[str, Any]) -> list[Any]:
-    """A status of a cluster as text, in paragraphs."""
+    """Tables and lines that show the status of a cluster."""
     from cotenant.report.fitted_table import FittedTable
 
     nodes = FittedTable("node", "device", "state", "address", "tenants", title="Nodes", show_edge=False)
     for node in found["nodes"]:
         slots = [slot for partition in node.get("partitions", ()) for slot in partition["slots"]]
         served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
-        served += [f"{tenant} (in what is left)" for tenant in node.get("guests", ())]
+        served += [f"{tenant} (backfilled)" for tenant in node.get("guests", ())]
         tenants = ", ".join(served) or node.get("reason", "")
         cells = (node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
         nodes.add_row(*map(str, cells))
@@ -200,7 +201,9 @@ def _tables(found: dict[str, Any]) -> list[Any]:
     lines = []
     if found["share"] < 1 or found["left_out"]:
         without = f", without {', '.join(found['left_out'])}" if found["left_out"] else ""
-        lines.append(f"The rates do not fit: {100 * found['share']:.0f} % is planned for{without}. {found['breaks']}")
+        lines.append(
+            f"The rates exceed the nodes' capacity: {100 * found['share']:.0f} % is planned{without}. {found['breaks']}"
+        )
     changes = found["changes"][-5:]
     lines += [
         f"{each['at']}  {each['reason']}: {each['nodes']} nodes, after {each['took_s']:.2f} s" for each in changes

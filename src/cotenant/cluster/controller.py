@@ -1,4 +1,4 @@
-"""The controller: watches the nodes, plans for those that are there, and changes over make-before-break."""
+"""Controller of a cluster: watches the nodes, plans for the nodes present, and changes plans make-before-break."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cotenant.cluster.joins import PAUSE_NS, Joins
 from cotenant.cluster.load_monitor import LoadMonitor
 from cotenant.cluster.node_plans import (
     assign,
-    gains,
+    dropped_models,
+    has_higher_rates,
     inventory_of,
-    lets_go,
     node_plans_of,
-    place_guests,
+    place_backfilled,
     routing_table_of,
 )
 from cotenant.cluster.state import ClusterState
@@ -36,10 +36,10 @@ _THREADS = 32
 
 
 class Controller:
-    """See the module. `watch_once` and `plan_once` are what its two threads do again and again.
+    """Control loops of a cluster: one thread repeats `watch_once`, another one repeats `plan_once`.
 
-    `now_ns` is a monotonic clock. `failed` is called, with a sentence, when the cluster cannot go on. `pool` and
-    `wait_for` run and await questions; both are given where time is simulated.
+    `now_ns`: monotonic clock. `failed`: called with a reason when the cluster cannot continue. `pool` and `wait_for`
+    run and await calls; tests with simulated time pass both.
     """
 
     def __init__(
@@ -72,27 +72,27 @@ class Controller:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let agents join, put the first plan to work, and follow from then on. Raises ClusterError."""
+        """Let agents join, run the first plan, and start both loops. Raises ClusterError."""
         self.join_nodes()
         if not self._state.members:
-            raise ClusterError("no node could join: see the log")
+            raise ClusterError("no node could join the cluster; the log has the reasons")
         self.plan_once()
         if self._state.held is None:
-            raise ClusterError(f"the first plan cannot be run: {self._state.breaks}")
+            raise ClusterError(f"the first plan cannot run: {self._state.breaks}")
         for name, loop in (("watch", self._watch), ("plan", self._follow)):
             thread = threading.Thread(target=loop, name=f"cotenant-cluster-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def halt(self) -> None:
-        """Stop following; what runs goes on. Safe to repeat."""
+        """Stop both loops; servers continue. Safe to repeat."""
         self._stop.set()
         self._wake.set()
         for thread in self._threads:
             thread.join(self._settings.change_s)
 
     def stop(self) -> None:
-        """Stop following and end all agents with their servers."""
+        """Stop both loops, and end all agents with their servers."""
         self.halt()
         wait(self._joins.under_way(), self._settings.stop_s)
         wait([self._pool.submit(self._end, node) for node in list(self._state.members)])
@@ -102,13 +102,13 @@ class Controller:
         try:
             self._fleet.call(node, "stop", timeout_s=self._settings.stop_s)
         except (CotenantError, TimeoutError) as error:
-            _log.warning("node %r did not stop: %s", node, error)
+            _log.warning("node %r did not stop: %s; its agent is killed", node, error)
         self._fleet.drop(node)
 
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_once(self) -> None:
-        """Ask nodes, gateway and the head of Ray, side by side; cut off the nodes that count as lost."""
+        """Send heartbeats to nodes, gateway and head of Ray concurrently, and remove lost nodes."""
         settings = self._settings.detector
         interval_s = settings.interval_ns / 1e9
         questions: dict[str, Question] = {GATEWAY: self._gateway.report, RAY_HEAD: self._fleet.check}
@@ -119,11 +119,11 @@ class Controller:
             party for party, future in self._heartbeats.ask(questions, interval_s).items() if self._take(party, future)
         ]
         self._heartbeats.tick(self._now_ns(), questions, heard)
-        self._cut_lost()
+        self._remove_lost()
         self._publish()
 
     def _take(self, party: str, future: Future[Any]) -> bool:
-        """Take an answer; whether it says that the party is well."""
+        """Process the answer to a heartbeat; returns whether the party is healthy."""
         try:
             answer = future.result()
         except NodeLostError as error:
@@ -135,7 +135,7 @@ class Controller:
             _log.log(level, "no heartbeat of %s: %s", party, error)
         else:
             if party == GATEWAY:
-                self._look_at(answer)
+                self._take_gateway_report(answer)
             return party in (GATEWAY, RAY_HEAD) or self._take_report(party, answer)
         return False
 
@@ -147,29 +147,29 @@ class Controller:
                 self._state.reports[node] = report
         if report.ended:
             self._heartbeats.died(node, report.problem)
-        elif silent:  # a busy server may be slow once; when it stays silent, heartbeats are missed
-            _log.warning("node %r: %s", node, report.problem or "its server is gone")
+        elif silent:  # a busy server may be slow once; repeated silence counts as missed heartbeats
+            _log.warning("node %r: %s", node, report.problem or "its server has ended")
         return member and not silent and not report.ended
 
-    def _look_at(self, report: GatewayReport) -> None:
+    def _take_gateway_report(self, report: GatewayReport) -> None:
         for node in report.suspects:
             self._heartbeats.suspect(node)
         with self._lock:
             self._monitor.observe(report, self._state.reports)
 
-    def _cut_lost(self) -> None:
-        """Take the nodes that count as lost out of the table, and have the plan made anew."""
+    def _remove_lost(self) -> None:
+        """Remove lost nodes from the routing table, and wake the planning loop."""
         with self._lock:
             lost, state = self._heartbeats.lost(), self._state
             for party in (GATEWAY, RAY_HEAD):
                 if reason := lost.pop(party, ""):
-                    self._lose(party, reason)
+                    self._handle_lost_party(party, reason)
             if not lost:
                 return
             names = tuple(lost)
             state.table = state.table.without(names)
             for name, reason in lost.items():
-                _log.error("node %r is lost: %s", name, reason)
+                _log.error("node %r is lost: %s; planning without it", name, reason)
                 state.lose(name, reason)
                 self._heartbeats.forget(name)
                 self._joins.pause(name)
@@ -178,17 +178,17 @@ class Controller:
             self._pool.submit(self._fleet.drop, name)
         self._wake.set()
 
-    def _lose(self, party: str, reason: str) -> None:
+    def _handle_lost_party(self, party: str, reason: str) -> None:
         self._heartbeats.forget(party)
         if party == GATEWAY:
-            _log.error("the gateway is lost: %s; another one takes its place", reason)
+            _log.error("the gateway is lost: %s; another gateway replaces it", reason)
             self._gateway.drop()
         elif not self._stop.is_set():
             self._stop.set()
-            _log.error("the head of Ray is lost: %s; the cluster ends", reason)
+            _log.error("the head of Ray is lost: %s; the cluster stops", reason)
             self._failed(
-                f"the head of Ray has ended ({reason}), and without it no cluster goes on: "
-                "start it again, then 'cotenant cluster up'"
+                f"the head of Ray has ended ({reason}), and the cluster cannot run without it: "
+                "start it again, then run 'cotenant cluster up'"
             )
 
     def _watch(self) -> None:
@@ -199,7 +199,7 @@ class Controller:
             try:
                 self.watch_once()
             except Exception:
-                _log.exception("watching the nodes failed")
+                _log.exception("a round of heartbeats failed")
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
@@ -220,29 +220,29 @@ class Controller:
                     self.plan_once()
                 self._joins.begin(self._state.members)
             except (CotenantError, TimeoutError) as error:
-                _log.error("planning failed, what runs goes on: %s", error)
+                _log.error("planning failed, the current plan stays: %s", error)
             except Exception:
-                _log.exception("planning failed; what runs goes on")
+                _log.exception("planning failed; the current plan stays")
 
     def join_nodes(self) -> None:
-        """Start agents on the nodes that have none, and wait for them. One that cannot join is tried again later."""
+        """Start agents on nodes without one, and wait for them. A failed join is retried later."""
         self._joins.begin(self._state.members)
         wait(self._joins.under_way())
 
     def _joined(self, node: Node) -> None:
-        """A node has an agent: it is planned with at once, unless a plan that is held serves all without it."""
+        """Add a node that has joined. It triggers planning, unless the current plan already serves all rates."""
         with self._lock:
             self._state.members[node.name] = node
             self._state.gone.pop(node.name, None)
             state = self._state
             whole = state.held is not None and state.held.whole and not state.lost
         self._heartbeats.watch(node.name)
-        _log.info("node %r joined: a %r", node.name, node.device)
+        _log.info("node %r joined, device type %r", node.name, node.device)
         if not whole:
             self._wake.set()
 
     def plan_once(self) -> None:
-        """Look at nodes and rates, and run another plan where they ask for one."""
+        """Compare nodes and rates with the current plan, and run a new plan if they require it."""
         work, settings = self._work, self._settings.follow
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
@@ -254,8 +254,8 @@ class Controller:
             self._state.held = step.held
             self._repair()
         elif step.held is None:
-            why = step.breaks.detail if step.breaks else "there is no node"
-            _log.error("no plan serves any share of the rates: %s", why)
+            why = step.breaks.detail if step.breaks else "the cluster has no node"
+            _log.error("no plan can serve any share of the rates: %s", why)
             self._state.breaks = why
             self._repair()
         else:
@@ -267,21 +267,22 @@ class Controller:
         try:
             self._change(held, loads, nodes)
         except NodeLostError as error:
-            _log.warning("a node was lost while the plan was changed (%s): planning again", error)
-            self._cut_lost()
+            _log.warning("a node was lost during a change of the plan (%s): planning again", error)
+            self._remove_lost()
             self._wake.set()
             return
         except (CotenantError, TimeoutError) as error:
-            _log.error("the plan stays as it is: %s", error)
+            _log.error("the change of the plan failed, the current plan stays: %s", error)
             self._state.breaks = str(error)
             return
         took_s = (self._now_ns() - began_ns) / 1e9
         detail = step.breaks.detail if step.breaks and not held.whole else ""
         if detail:
             without = f", without {', '.join(held.left_out)}" if held.left_out else ""
-            _log.warning("the rates do not fit: %.0f %% planned for%s: %s", 100 * held.share, without, detail)
+            text = "the rates exceed the nodes' capacity: %.0f %% of them are planned%s: %s"
+            _log.warning(text, 100 * held.share, without, detail)
         used = len(held.plan.devices)
-        _log.info("another plan runs after %.2f s on %d nodes: %s", took_s, used, step.reason.value)
+        _log.info("a new plan runs on %d nodes after %.2f s: %s", used, took_s, step.reason.value)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         with self._lock:
             share = round(held.share, 3)
@@ -289,59 +290,57 @@ class Controller:
         self._repair()
 
     def _change(self, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
-        """Make before break: load everywhere, then send by the new table, then let go.
-
-        What fails before the table is switched leaves no node with a part of the new plan, as far as nodes answer.
-        """
+        """Change the plan make-before-break: load all new models, switch the routing table, then unload old models.
+        After a failure before the switch, all nodes that answer return to their old parts."""
         work = self._work
         with self._lock:
             old, runs = dict(self._state.parts), self._state.running()
         placed = assign(held.plan, nodes, {node: part.plan for node, part in runs.items()})
-        new = node_plans_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
-        early = {node: part for node, part in new.items() if gains(part, runs.get(node))}
+        new = node_plans_of(placed, loads, work.kinds, work.models, place_backfilled(held.left_out, placed, old))
+        early = {node: part for node, part in new.items() if has_higher_rates(part, runs.get(node))}
         try:
             addresses: dict[str, Address] = self._all("prepare", new)
             self._all("apply", early)
         except NodeLostError:
-            raise  # the nodes that are left are planned for at once, from what they run
+            raise  # planning starts again from what the remaining nodes run
         except (CotenantError, TimeoutError):
-            self._bring({node: old.get(node) for node in new})
+            self._converge({node: old.get(node) for node in new})
             raise
         with self._lock:
             gone = [node for node in new if node not in self._state.members]
             if gone:
-                raise NodeLostError(f"node {gone[0]!r} is gone")
+                raise NodeLostError(f"node {gone[0]!r} was lost")
             state = self._state
             version = state.table.version + 1
             state.table = routing_table_of(version, new, loads, work.models, addresses, work.applications)
             self._gateway.set_table(state.table)
             state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
             left = {node: part for node, part in old.items() if node in state.members}
-        self._drain({node: lets_go(part, new.get(node)) for node, part in left.items()})
+        self._drain({node: dropped_models(part, new.get(node)) for node, part in left.items()})
         self._all("apply", {node: part for node, part in new.items() if node not in early}, careful=False)
         self._all("release", {node: part for node, part in new.items() if node in old}, careful=False)
         self._all("pause", {node: None for node in left if node not in new}, careful=False)
 
     def _repair(self) -> None:
-        """Have the nodes that run something else than they are to run brought to it."""
+        """Correct nodes that do not run their part of the plan."""
         with self._lock:
-            astray = self._state.astray()
-        for node in astray:
-            _log.warning("node %r does not run its part of the plan: bringing it there", node)
-        self._bring(astray)
+            deviating = self._state.deviating()
+        for node in deviating:
+            _log.warning("node %r does not run its part of the plan: it is applied again", node)
+        self._converge(deviating)
 
-    def _bring(self, parts: Mapping[str, NodePlan | None]) -> None:
-        """Let nodes run these parts alone, whatever they have taken of others; None stops the server."""
+    def _converge(self, parts: Mapping[str, NodePlan | None]) -> None:
+        """Make nodes run exactly these parts; None stops the server."""
         served = {node: part for node, part in parts.items() if part is not None}
         self._all("apply", served, careful=False)
         self._all("release", served, careful=False)
         self._all("pause", {node: None for node, part in parts.items() if part is None}, careful=False)
 
     def _all(self, method: str, parts: Mapping[str, NodePlan | None], *, careful: bool = True) -> dict[str, Any]:
-        """Call a method of several agents at once. Raises an error where `careful`, that of a lost node first."""
+        """Call a method of several agents concurrently. Raises an error if `careful`, preferring a lost node's."""
         with self._lock:
             for sent in filter(None, parts.values()):
-                self._state.sends(sent.plan)
+                self._state.remember(sent.plan)
         calls = {
             node: self._pool.submit(
                 self._fleet.call, node, method, *([part] if part else []), timeout_s=self._settings.change_s
@@ -349,18 +348,18 @@ class Controller:
             for node, part in parts.items()
         }
         pending = set(calls.values())
-        while pending:  # a node that is lost meanwhile holds up no change
+        while pending:  # do not wait for a node that is lost meanwhile
             pending = wait(pending, self._settings.detector.interval_ns / 1e9).not_done
             pending -= {call for node, call in calls.items() if node not in self._state.members}
         found: dict[str, Any] = {}
         failure: BaseException | None = None
         for node, call in calls.items():
-            error = call.exception() if call.done() else NodeLostError(f"node {node!r} is gone")
+            error = call.exception() if call.done() else NodeLostError(f"node {node!r} was lost")
             if error is None:
                 found[node], part = call.result(), parts[node]
                 if method in ("apply", "pause"):
                     with self._lock:
-                        self._state.took(node, part.plan if part else None)
+                        self._state.record_plan(node, part.plan if part else None)
                 continue
             if isinstance(error, NodeLostError):
                 self._heartbeats.died(node, str(error))
@@ -372,23 +371,23 @@ class Controller:
         return found
 
     def _drain(self, leaving: Mapping[str, tuple[str, ...]]) -> None:
-        """Wait until no query for what leaves is under way."""
+        """Wait until no query is outstanding for the models that leave their nodes."""
 
         def report() -> GatewayReport:
             found = self._gateway.report()
-            self._look_at(found)
+            self._take_gateway_report(found)
             return found
 
         pairs = [(node, model) for node, models in leaving.items() for model in models]
         until_ns = self._now_ns() + round(self._settings.drain_s * 1e9)
         version, members = self._state.table.version, self._state.members
         for node, model in drained(report, pairs, version, members, lambda: self._now_ns() < until_ns):
-            _log.warning("node %r: queries for %r are still under way after drain_s", node, model)
+            _log.warning("node %r: queries for model %r are still outstanding after drain_s", node, model)
 
-    # --- looking on ---------------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What runs where, with rates and attainment, as plain values."""
+        """Nodes, tenants, rates and attainment as plain values."""
         from cotenant.cluster.status import status_of
 
         with self._lock:

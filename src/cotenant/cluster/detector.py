@@ -1,4 +1,4 @@
-"""When a party counts as lost: heartbeats that were asked for and not answered, in a row. Pure: time comes in."""
+"""Failure detector: a party is lost after a number of consecutive unanswered heartbeats. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class DetectorSettings:
-    """A node is lost after `misses` unanswered heartbeats in a row, one each `interval_ns`.
+    """Settings: a node is lost after `misses` consecutive unanswered heartbeats, one per `interval_ns`.
 
     A node with refused or broken connections is lost after `suspect_misses`, the gateway after `gateway_misses`.
 
@@ -31,11 +31,10 @@ class DetectorSettings:
 
 
 class Detector:
-    """Counts unanswered heartbeats by party. A tick ends one interval; a late tick counts for no party.
+    """Counter of unanswered heartbeats by party. A tick ends an interval; a late tick counts for no party.
 
-    The watcher asks every party without an open question at the start of an interval, and calls `tick` at its end. A
-    tick is late where more than twice the interval has passed since the one before: then the watcher itself did not
-    run, and answers may wait to be read.
+    The watcher sends a heartbeat to each party without an open one at the start of an interval, and calls `tick` at its
+    end. A tick is late after more than two intervals. Then the watcher itself did not run, and answers may be unread.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -48,38 +47,38 @@ class Detector:
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The parties that are followed."""
+        """Watched parties."""
         return tuple(self._limits)
 
     def watch(self, party: str, misses: int, suspect_misses: int) -> None:
-        """Begin to follow a party, or begin anew: it is lost after so many misses, or so many once it is suspected."""
+        """Start watching a party with its limits of misses, without and with a suspicion. Resets a watched party."""
         self.forget(party)
         self._limits[party] = misses, suspect_misses
 
     def forget(self, party: str) -> None:
-        """Stop following a party."""
+        """Stop watching a party."""
         self._limits.pop(party, None)
         self._misses.pop(party, None)
         self._suspected.discard(party)
         self._dead.pop(party, None)
 
     def heard(self, party: str) -> None:
-        """A heartbeat came: the party is well."""
+        """Record an answered heartbeat, which clears misses and suspicion."""
         self._misses.pop(party, None)
         self._suspected.discard(party)
 
     def suspect(self, party: str) -> None:
-        """A connection to a party was refused or broke; the next heartbeat clears it."""
+        """Record a refused or broken connection; the next heartbeat clears it."""
         if party in self._limits:
             self._suspected.add(party)
 
     def died(self, party: str, reason: str) -> None:
-        """It is known that the party is gone: its process ended."""
+        """Record that the process of a party has ended."""
         if party in self._limits:
             self._dead.setdefault(party, reason)
 
     def tick(self, now_ns: int, unanswered: Collection[str]) -> None:
-        """An interval ends in which these parties were asked and gave no answer."""
+        """End an interval with the unanswered parties."""
         late = self._ticked_ns is None or now_ns - self._ticked_ns > 2 * self._interval_ns
         self._ticked_ns = now_ns
         if not late:
@@ -87,7 +86,7 @@ class Detector:
                 self._misses[party] = self._misses.get(party, 0) + 1
 
     def lost(self) -> dict[str, str]:
-        """The parties that count as lost, with the reason."""
+        """Lost parties with the reason."""
         found = {}
         for party, (misses, suspect_misses) in self._limits.items():
             missed = self._misses.get(party, 0)

@@ -1,4 +1,4 @@
-"""Waits until the gateway has no query under way for models that leave their nodes."""
+"""Drain: waits until the gateway has no outstanding query for models that leave their nodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def drained(
     members: Collection[str],
     go_on: Callable[[], bool],
 ) -> list[tuple[str, str]]:
-    """The pairs of node and model that still have queries once `go_on` says no; usually none.
+    """Wait for (node, model) pairs to have no queries; returns the pairs that still have some when `go_on` is False.
 
-    A gateway that does not answer, or that sends by a table before `version`, may still send queries to all of them.
-    Where there is no gateway there are none: the next one begins with the new table.
+    A gateway that does not answer, or uses a table older than `version`, may still send queries to all pairs. Without a
+    gateway there are no queries: the next gateway starts with the new table.
     """
     left = list(pairs)
     while left and go_on():

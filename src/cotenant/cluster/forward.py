@@ -1,7 +1,7 @@
-"""The heart of the gateway: which node gets a query, when it is tried again, and the one outcome that it gets.
+"""Forwarder of the gateway: node selection, retries, and the single outcome of each query.
 
-Knows nothing of HTTP or gRPC: a protocol gives an `Attempt`, which sends the bytes to one node. All of this runs on one
-event loop.
+It is independent of HTTP and gRPC: a protocol passes an `Attempt`, which sends the bytes to one node. All code runs on
+one event loop.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cotenant.wire.ending import FAILURE, Ending
 
 MOST_ATTEMPTS = 4
 _PAUSE_NS = 500_000_000
-"""A node whose connection was refused is passed over for so long."""
+"""Time in ns for which a node is skipped after a refused connection."""
 
 
 class NotRunError(Exception):
-    """The node has not run the query. `gone`: there was no connection at all; else `reply` is what it said."""
+    """The node did not run the query. `gone`: no connection was made; otherwise `reply` is its refusal."""
 
     def __init__(self, reason: str, *, gone: bool, reply: Any = None) -> None:
         super().__init__(reason)
@@ -35,41 +35,41 @@ class NotRunError(Exception):
 
 
 class BrokenError(Exception):
-    """The query was sent and nothing tells how it ended: it may have run."""
+    """The query was sent, but its outcome is unknown: it may have run."""
 
 
 class NodeReply(Protocol):
-    """An answer of a node, passed on as it is."""
+    """Answer of a node, forwarded unchanged."""
 
     @property
     def ending(self) -> Ending:
-        """How the query ended; ANSWERED for every result, whatever it took."""
+        """Ending of the query; ANSWERED for every result, even a late one."""
         ...
 
 
 class Link(Protocol):
-    """The connections to one node."""
+    """Connections to one node."""
 
     async def close(self) -> None:
-        """Close them; queries under way break."""
+        """Close all connections; outstanding queries fail."""
 
 
 R = TypeVar("R", bound=NodeReply)
 L = TypeVar("L", bound=Link)
 Attempt = Callable[[L, int], Awaitable[R]]
-"""Sends a query over a link. The nanoseconds are those that have passed of its time-out: 0 for the first attempt."""
+"""Sends a query over a link. Second argument: ns of its time-out that have passed, 0 for the first attempt."""
 
 
 @dataclass(slots=True)
 class _Target:
-    """A model that has a route."""
+    """Route of a model with its load balancer."""
 
     route: Route
     balancer: Balancer
 
 
 class Forwarder:
-    """Sends queries to nodes by the table. `connect` makes the links to a node; `now_ns` is a monotonic clock."""
+    """Forwarder of queries by the routing table. `connect` creates the link to a node; `now_ns`: monotonic clock."""
 
     def __init__(self, connect: Callable[[str, Address], Any], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._connect = connect
@@ -77,7 +77,7 @@ class Forwarder:
         self._name = uuid.uuid4().hex
         self._table = RoutingTable(0, (), {})
         self.applications: Mapping[str, PlannedApplication] = {}
-        """Those of the table, by name. They are none of its models: `ApplicationBackend` asks for their stages here."""
+        """Applications of the table by name; `ApplicationBackend` runs them and sends stages by this forwarder."""
         self._targets: dict[str, _Target] = {}
         self._links: dict[str, tuple[Address, Any]] = {}
         self._paused: dict[str, int] = {}
@@ -89,23 +89,23 @@ class Forwarder:
 
     @property
     def models(self) -> Mapping[str, bool]:
-        """Every model that has a route, and whether a node serves it."""
+        """Whether a node serves it, by model with a route."""
         return {name: bool(target.route.shares) for name, target in self._targets.items()}
 
     @property
     def version(self) -> int:
-        """Of the table in use."""
+        """Version of the current table."""
         return self._table.version
 
     @property
     def counts(self) -> dict[str, Counts]:
-        """By tenant, since the start."""
+        """Counts by tenant since the start."""
         return dict(self._counts)
 
     def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
-        """Send by this table from now on; older ones than the present one are ignored.
+        """Use this table from now on; a table that is not newer than the current one is ignored.
 
-        Queries under way at a node that has left the table end there in peace, but links to `lost` nodes are cut.
+        Outstanding queries at a node that left the table may finish, but links to `lost` nodes are closed.
         """
         for node in lost:
             self._drop(node)
@@ -133,7 +133,7 @@ class Forwarder:
             self._counts.setdefault(name, Counts())
 
     def report(self) -> GatewayReport:
-        """Counts so far, what is under way, and the nodes that were suspected since the last report."""
+        """Counts, outstanding queries, and nodes suspected since the last report."""
         suspects = tuple(self._suspects)
         self._suspects.clear()
         under_way = {key: count for key, count in self._by_model.items() if count}
@@ -147,12 +147,12 @@ class Forwarder:
             await asyncio.wait(self._closing)
 
     async def infer(self, model: str, attempt: Attempt[L, R]) -> R:
-        """Send a query and give the node's answer. Raises ServeError where no node gave one; counts its one outcome."""
+        """Send a query, count its outcome, and return the node's answer. Raises ServeError if no node answers."""
         target = self._target(model)
         tenant = target.route.tenant
         began_ns = self._now_ns()
         self.count(tenant, "offered")
-        outcome = Outcome.CANCELLED  # what ends in neither of the other ways was withdrawn
+        outcome = Outcome.CANCELLED  # unless one of the branches below sets another one
         try:
             reply = await self._send(target, attempt, began_ns)
             outcome = reply.ending.outcome
@@ -169,18 +169,18 @@ class Forwarder:
             self.count(tenant, COUNTED[outcome])
 
     async def ask(self, model: str, attempt: Attempt[L, R]) -> R:
-        """As `infer` for a call that is no query: it is not counted."""
+        """Send a call that is not a query: as `infer`, but not counted."""
         return await self._send(self._target(model), attempt, self._now_ns())
 
     def count(self, tenant: str, field: str) -> None:
-        """Add one to a field of the counts of a tenant, or of an application."""
+        """Increment a count of a tenant or an application."""
         counts = self._counts.get(tenant, Counts())
         self._counts[tenant] = replace(counts, **{field: getattr(counts, field) + 1})
 
     def _target(self, model: str) -> _Target:
         target = self._targets.get(model)
         if target is None and not self._table.version:
-            raise ServeError(Status.UNAVAILABLE, "the gateway has no table yet; try again later")
+            raise ServeError(Status.UNAVAILABLE, "the gateway has no routing table yet; try again later")
         if target is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
         return target
@@ -216,7 +216,7 @@ class Forwarder:
                 self._suspects[node] = None
                 if lost is not None:
                     break
-                # Inference changes nothing, so that running it twice is safe; but once is enough, and not when late.
+                # Inference has no side effects, so one repetition is safe; none once the query is late.
                 lost = error
             finally:
                 tried.append(node)
@@ -224,10 +224,10 @@ class Forwarder:
                 self._by_model[node, model] -= 1
                 self._tidy(node)
         if lost is not None:
-            sentence = f"the node was lost while the query ran ({lost})"
+            sentence = f"model {model!r}: the node was lost while the query ran ({lost})"
             raise ServeError(Status.UNAVAILABLE, sentence, FAILURE)
         if refusal is not None:
-            return refusal  # every node said so
+            return refusal  # every node refused it
         why = f" ({reason})" if reason else ""
         raise ServeError(Status.UNAVAILABLE, f"no node serves model {model!r} now{why}")
 

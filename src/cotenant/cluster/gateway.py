@@ -1,4 +1,4 @@
-"""The gateway: one HTTP and one gRPC address for the whole cluster, on an event loop in a thread of its own."""
+"""Gateway: one HTTP and one gRPC address for the whole cluster, on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALL_S = 30.0
 
 
 class Gateway:
-    """Front of the cluster. Every method may be called from any thread; constructing it does no I/O."""
+    """Gateway of a cluster. All methods are thread-safe; the constructor does no I/O."""
 
     def __init__(self, max_body_bytes: int = 64 << 20) -> None:
         self._max_body_bytes = max_body_bytes
@@ -35,10 +35,9 @@ class Gateway:
         table: RoutingTable | None = None,
         status: bytes = b"",
     ) -> Address:
-        """Listen; give the address, with the ports that were taken for 0. Raises ClusterError.
+        """Start listening; returns the address with the actual ports. Raises ClusterError.
 
-        Where a `table` is given, the first query is sent by it; until there is one queries are refused. A question for
-        the status is refused as well until there is one.
+        Queries are refused without a routing `table`, and requests for the status without a `status`.
         """
         import uvloop
 
@@ -49,7 +48,7 @@ class Gateway:
         return self._call(self._start(host, http_port, grpc_port, table))
 
     def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
-        """See Forwarder. Returns when queries are sent by it."""
+        """Set the routing table, as `Forwarder.set_table`. Returns when it is in use."""
 
         async def do() -> None:
             self._forwarder.set_table(table, lost)
@@ -57,11 +56,11 @@ class Gateway:
         self._call(do())
 
     def set_status(self, status: bytes) -> None:
-        """What GET /v2/cotenant/cluster answers, in JSON."""
+        """Set the JSON body for GET /v2/cotenant/cluster."""
         self._status = status
 
     def report(self) -> GatewayReport:
-        """See Forwarder."""
+        """Counts and suspected nodes, as `Forwarder.report`."""
 
         async def do() -> GatewayReport:
             report: GatewayReport = self._forwarder.report()
@@ -70,7 +69,7 @@ class Gateway:
         return self._call(do())
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Stop listening, let what is under way end for `grace_s` seconds, and close all links. Safe to repeat."""
+        """Stop listening, wait `grace_s` seconds for outstanding queries, and close all links. Safe to repeat."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return
@@ -95,7 +94,7 @@ class Gateway:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             work.close()
-            raise ClusterError("the gateway has not been started")
+            raise ClusterError("the gateway is not started")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
     async def _start(self, host: str, http_port: int, grpc_port: int, table: RoutingTable | None) -> Address:
@@ -138,18 +137,18 @@ class Gateway:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise ClusterError(f"gateway, gRPC: cannot listen on {host} port {grpc_port}; 0 takes any free one")
+            raise ClusterError(f"gateway, gRPC: cannot listen on {host} port {grpc_port}; choose another port")
         await server.start()
         self._stops.append(lambda: server.stop(5.0))
         return Address(host, bound.getsockname()[1], port)
 
 
 def metrics_page(counts: dict[str, Counts]) -> bytes:
-    """Queries by tenant and outcome, in Prometheus' text format."""
+    """Queries by tenant and outcome in the Prometheus text format."""
     from prometheus_client import CollectorRegistry, Counter, generate_latest
 
     registry = CollectorRegistry()
-    offered = Counter("cotenant_gateway_offered", "Queries that came.", labelnames=("tenant",), registry=registry)
+    offered = Counter("cotenant_gateway_offered", "Received queries.", labelnames=("tenant",), registry=registry)
     queries = Counter(
         "cotenant_gateway_queries", "Queries by outcome.", labelnames=("tenant", "outcome"), registry=registry
     )
@@ -158,7 +157,7 @@ def metrics_page(counts: dict[str, Counts]) -> bytes:
     )
     repeats = Counter(
         "cotenant_gateway_repeats",
-        "Attempts after one that may have run.",
+        "Attempts after an attempt that may have run the query.",
         labelnames=("tenant",),
         registry=registry,
     )

@@ -1,4 +1,4 @@
-"""The gateway over gRPC: messages for a model go to a node as bytes, all else is answered here."""
+"""gRPC side of the gateway: forwards messages for a model to a node as bytes, and answers all other calls."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from cotenant.wire.skim import WireError, length_field, string_field
 
 _log = logging.getLogger("cotenant.cluster")
 _NAME, _ID = 1, 3
-"""Fields of the requests: `name` or `model_name` is always the first one, `id` of ModelInferRequest the third."""
+"""Field numbers of requests: `name` or `model_name` is always field 1; `id` of ModelInferRequest is field 3."""
 _RESPONSE = 2
-"""Field of ModelStreamInferResponse."""
+"""Field number of the response in ModelStreamInferResponse."""
 _MAX_DETAIL_CHARS = 1000
 _INTERNAL = "internal error; the gateway's log has the details"
 Trailing = Sequence[tuple[str, str | bytes]]
 
 
 class _StatusError(Exception):
-    """A call ends with this status, as a node said."""
+    """Error status that a node returned for a call."""
 
     def __init__(self, code: Any, details: str, trailing: Trailing) -> None:
         super().__init__(details)
@@ -45,7 +45,7 @@ class _StatusError(Exception):
 
 
 class GrpcGateway:
-    """Handlers of the protocol's service and of gRPC's health service, for grpc.aio."""
+    """grpc.aio handlers of the protocol's service and of the gRPC health service."""
 
     def __init__(self, forwarder: Forwarder, applications: ApplicationBackend, limits: Limits) -> None:
         self._forwarder = forwarder
@@ -53,7 +53,7 @@ class GrpcGateway:
         self._limits = limits
 
     def handlers(self) -> tuple[Any, ...]:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        """Handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         unary = grpc.unary_unary_rpc_method_handler
         methods = {"ModelInfer": unary(self._guarded(self._infer))}
         for name in (*OF_MODEL, "ModelStatistics"):
@@ -109,10 +109,9 @@ class GrpcGateway:
         return reply.data
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Each request of a stream is a query of its own, and may go to another node than the one before.
+        """Forward each request of a stream as a separate query, perhaps to different nodes.
 
-        A request holds its place until its answer has been written, so that no more is read for a client that does not
-        read its answers.
+        A request holds a slot until its answer is written. So reading stops for a client that does not read answers.
         """
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
         places = asyncio.Semaphore(self._limits.max_stream_in_flight)
@@ -154,7 +153,7 @@ class GrpcGateway:
         except ServeError as error:
             sentence, ending = error.message, error.ending
         except Exception:
-            _log.exception("a request of a stream failed")
+            _log.exception("a request of a gRPC stream failed in the gateway")
             sentence, ending = _INTERNAL, FAILURE
         try:
             number = string_field(data, _ID)
@@ -208,15 +207,15 @@ class GrpcGateway:
             except _StatusError as error:
                 code, sentence, trailing = error.code, error.details, error.trailing
             except Exception:
-                _log.exception("a gRPC call failed")
+                _log.exception("a gRPC call failed in the gateway")
                 code, sentence, trailing = grpc.StatusCode.INTERNAL, _INTERNAL, FAILURE.pairs()
             try:
                 await context.abort(code, sentence[:_MAX_DETAIL_CHARS], trailing)
             except grpc.aio.AbortError:
                 raise
-            except Exception as error:  # the call has ended, as by its deadline: the client has been told of that
-                _log.debug("nobody hears how a call ended: %s", error)
-            return b""  # grpc raises the abort that it has noted, and takes another one for a mistake
+            except Exception as error:  # the call has already ended, for example by its deadline
+                _log.debug("the status of an ended gRPC call is dropped: %s", error)
+            return b""  # grpc raises the recorded abort itself, and treats a second one as an error
 
         return handle
 

@@ -1,4 +1,4 @@
-"""The gateway over HTTP: requests for a model go to a node as they came, all else is answered here."""
+"""HTTP side of the gateway: forwards requests for a model to a node unchanged, and answers all other requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import SERVER_METADATA, SPENT_KEY
 
 NODE_HEADER = "x-cotenant-node"
-"""Names the node that gave an answer: numbers of queries are those of its trace."""
+"""Header with the node of an answer; query numbers refer to the trace of this node."""
 _HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host"}
     | {"content-length", "date", "server", "expect", SPENT_KEY}
@@ -40,7 +40,7 @@ def http_app(
     metrics: Callable[[], bytes],
     limits: Limits,
 ) -> web.Application:
-    """The web application. `status` gives the JSON of GET /v2/cotenant/cluster, `metrics` the page for Prometheus."""
+    """Create the web application. `status`: JSON of GET /v2/cotenant/cluster; `metrics`: page for Prometheus."""
     handlers = _Handlers(forwarder, applications, status, metrics, limits)
     app = web.Application(client_max_size=limits.max_body_bytes)
     app.router.add_get("/v2/cotenant/cluster", handlers.cluster)
@@ -68,19 +68,19 @@ class _Handlers:
         self._router = Router()
 
     async def close(self, _: web.Application) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         self._front_end.close()
         self._off_loop.close()
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """What the cluster runs."""
+        """Answer the status of the cluster."""
         status = self._status()
         if not status:
-            return _error(503, "the gateway has no status of the cluster yet; try again later")
+            return _error(503, "the gateway is starting and has no status of the cluster yet; try again later")
         return web.Response(body=status, content_type="application/json")
 
     async def any(self, request: web.Request) -> web.Response:
-        """Every path of the protocol."""
+        """Answer or forward a request for a path of the protocol."""
         try:
             return await self._answer(request)
         except ServeError as error:
@@ -90,7 +90,7 @@ class _Handlers:
         except web.HTTPException:
             raise
         except Exception:
-            _log.exception("%s %s failed", request.method, request.path)
+            _log.exception("HTTP request %s %s failed in the gateway", request.method, request.path)
             return _error(500, "internal error; the gateway's log has the details", FAILURE)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -128,12 +128,12 @@ class _Handlers:
         if endpoint is Endpoint.INDEX:
             return _json(200, [index_entry(name, served=served) for name, served in sorted(models.items())])
         if endpoint is Endpoint.STATISTICS:
-            raise ServeError(Status.UNIMPLEMENTED, "the gateway keeps no statistics of models: ask for one model")
+            raise ServeError(Status.UNIMPLEMENTED, "the gateway keeps no statistics of its own: name one model")
         raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
 
 async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> web.Response:
-    """Have a request answered by a server's own front-end; a client that goes away cancels the handler."""
+    """Answer a request by a server's front-end; a disconnected client cancels the handler."""
     body = await request.read()
     headers = tuple((name.lower(), value) for name, value in request.raw_headers)
     head = Head(request.method, raw_path.encode("latin-1"), headers, len(body), keeps=True, expects=False, is_old=False)
@@ -158,7 +158,7 @@ async def _exchange(
 
 
 def index_entry(name: str, *, served: bool) -> dict[str, str]:
-    """A line of the repository index."""
+    """Line of the repository index."""
     state = ("READY", "") if served else ("UNAVAILABLE", "no node serves it")
     return {"name": name, "version": "", "state": state[0], "reason": state[1]}
 

@@ -1,4 +1,4 @@
-"""The head of a cluster: what `cotenant cluster up` runs. Ray, agents, gateway and controller, from up to down."""
+"""Head of a cluster, run by `cotenant cluster up`: starts and stops Ray, agents, gateway and controller."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger("cotenant.cluster")
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """How the head is run: where the gateway listens, and which Ray cluster is joined or started.
+    """Settings of the head: address of the gateway, and the Ray cluster to join or start.
 
-    Without `address` a cluster is started on this machine, a node for each entry of `local_cores`.
+    Without `address`, a cluster is started on this machine with a node for each entry of `local_cores`.
     """
 
     host: str = "127.0.0.1"
@@ -37,13 +37,13 @@ class HeadSettings:
 
 
 def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
-    """The directory in the repository of each load's tenant. Raises PlanError for a tenant that owns no model there."""
+    """Repository directory of each load's tenant. Raises PlanError for a tenant without a model."""
     owners = {found.tenant: found.model for found in readable_versions(root) if found.is_default}
     missing = [load.tenant for load in loads if load.tenant not in owners]
     if missing:
         raise PlanError(
             f"tenant {missing[0]!r} owns no model in {root}, expected one of {', '.join(sorted(owners)) or 'none'} "
-            "(the load APPLICATION.STAGE is served by a tenant called so, else by that of the stage's model)"
+            "(a load APPLICATION.STAGE needs a tenant of that name, or the tenant of the stage's model)"
         )
     return {load.tenant: owners[load.tenant] for load in loads}
 
@@ -51,11 +51,10 @@ def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
 def read_spec(
     tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float, *, stale: bool = False
 ) -> ClusterSpec:
-    """What the cluster is for, from a file of tenants and a repository with its profile, or another profile.
+    """Read the specification of a cluster from a tenants' file, a repository, and its profile or another one.
 
-    The file's devices are taken as types; how many there are is for the cluster to say. Raises PlanError, or what a
-    file that cannot be used raises; and StaleProfileError for a model that changed since it was measured, which `stale`
-    allows.
+    The devices of the file are device types; the cluster determines their numbers. Raises PlanError for an unusable
+    request, errors of unreadable files, and StaleProfileError for a changed model unless `stale`.
     """
     from cotenant.techniques.partitions.plan.advice import all_loads
     from cotenant.techniques.partitions.plan.file import read_request
@@ -85,25 +84,25 @@ def read_spec(
 def planned_applications(
     root: Path, models: Mapping[str, str], shares_ns: Mapping[str, Mapping[str, int]]
 ) -> tuple[PlannedApplication, ...]:
-    """The applications of a repository that a cluster can run: those whose stages' models are all among `models`."""
+    """Applications of a repository that a cluster can run: all models of their stages are among `models`."""
     served = set(models.values())
     found = []
     for name, spec in sorted(readable_applications(root).items()):
         missing = [stage for stage in spec.stages if stage.model not in served]
         if missing:
-            _log.warning("application %r is not served: no tenant has model %r", name, missing[0].model)
+            _log.warning("application %r is not served: no tenant of the plan has model %r", name, missing[0].model)
         elif name in models:
-            _log.warning("application %r is not served: a tenant is called so, expected a name of its own", name)
+            _log.warning("application %r is not served: a tenant has the same name; rename one of them", name)
         else:
             found.append(PlannedApplication(spec, shares_ns.get(name, {})))
     return tuple(found)
 
 
 class ClusterHead:
-    """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started.
+    """Running cluster; `close` ends it. Raises ClusterError if it cannot be started.
 
-    `failed` is called, with a sentence, when the cluster cannot go on: it is to be closed then.
-    What the repository's `cotenant.toml` says of the server holds for the gateway as for the nodes. Raises ConfigError.
+    `failed` is called with a reason when the cluster cannot continue and must be closed. The server section of the
+    repository's `cotenant.toml` applies to gateway and nodes; raises ConfigError for an invalid one.
     """
 
     def __init__(
@@ -137,19 +136,19 @@ class ClusterHead:
 
     @property
     def address(self) -> Address:
-        """Where the gateway listens."""
+        """Address of the gateway."""
         if self._gateway is None:
-            raise ClusterError("the cluster is down")
+            raise ClusterError("the cluster has been stopped")
         return self._gateway.address
 
     def status(self) -> dict[str, Any]:
-        """See `Controller.status`."""
+        """Status of the cluster, from the controller. Raises ClusterError after `close`."""
         if self._controller is None:
-            raise ClusterError("the cluster is down")
+            raise ClusterError("the cluster has been stopped")
         return self._controller.status()
 
     def close(self) -> None:
-        """Stop listening, then end agents, servers and what was started of Ray. Safe to repeat."""
+        """Stop the gateway, then agents, servers and a Ray cluster started here. Safe to repeat."""
         controller, self._controller = self._controller, None
         gateway, self._gateway = self._gateway, None
         if controller is not None:

@@ -1,4 +1,4 @@
-"""What the controller is given, and what it needs of the fleet and of the gateway."""
+"""Interfaces and settings of the controller: specification, fleet, gateway."""
 
 from __future__ import annotations
 
@@ -13,53 +13,51 @@ from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Load, P
 
 
 class Fleet(Protocol):
-    """The nodes and their agents. Thread-safe."""
+    """Nodes of a cluster and their agents. Thread-safe."""
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines that are there, with an agent or without. Raises what `check` raises."""
+        """Present nodes, with or without an agent. Raises as `check` does."""
         ...
 
     def join(self, node: Node) -> None:
-        """Start an agent. Raises ClusterError."""
+        """Start the agent of a node. Raises ClusterError."""
         ...
 
     def drop(self, node: str) -> None:
-        """End an agent at once, if it is still there."""
+        """Kill the agent of a node, if it exists."""
         ...
 
     def check(self) -> None:
-        """Look whether the head of Ray is there. Raises ClusterError where it refuses a connection, TimeoutError."""
+        """Check the head of Ray. Raises ClusterError if it refuses a connection, TimeoutError if it does not answer."""
         ...
 
     def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
-        """Call a method of an agent. Raises NodeLostError when it is gone, TimeoutError, and what the agent raised."""
+        """Call a method of an agent. Raises NodeLostError if it has ended, TimeoutError, and the agent's errors."""
         ...
 
 
 class GatewayLink(Protocol):
-    """The gateway as the controller sees it: see `Gateway`. Only `report` waits for a gateway that does not answer."""
+    """`Gateway` as the controller uses it. Only `report` waits for a gateway that does not answer."""
 
     def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
-        """Have queries sent by this table. A gateway that does not answer takes it when it goes on."""
+        """Set the routing table. A gateway that does not answer uses it when it continues."""
         ...
 
     def set_status(self, status: bytes) -> None: ...  # noqa: D102
 
     def report(self) -> GatewayReport:
-        """What it counted. Raises ClusterError without a gateway, TimeoutError where it does not answer."""
+        """Counters of the gateway. Raises ClusterError without a gateway, TimeoutError if it does not answer."""
         ...
 
     def drop(self) -> None:
-        """End a gateway that does not answer; the next call starts another one."""
+        """Kill a gateway that does not answer; the next call starts another one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant.
-
-    `applications` are those of the repository whose models are all among these.
-    """
+    """Specification of a cluster. `kinds`: device types by name; `models`: repository directories by tenant.
+    `applications`: applications of the repository that need only these models."""
 
     loads: tuple[Load, ...]
     kinds: Mapping[str, DeviceType]
@@ -71,9 +69,10 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Rates are looked at every `period_s`; `drain_s` is the longest wait for queries before a model is let go.
+    """Time limits of the controller, in seconds.
 
-    A change of the plan on one node may take `change_s`, its end `stop_s`.
+    `period_s`: between two checks of the rates. `drain_s`: longest wait for queries before a model is unloaded.
+    `change_s`: change of the plan on one node. `stop_s`: stop of a node.
     """
 
     period_s: float = 20.0
@@ -86,7 +85,7 @@ class ControllerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the plan: when, why, how long it took, and how many nodes serve since."""
+    """A change of the plan: time, reason, duration in seconds, and number of nodes since then."""
 
     at: str
     reason: str

@@ -1,4 +1,4 @@
-"""Agents that are started on the nodes that have none, side by side, without holding up the planner."""
+"""Starts agents on nodes without one, concurrently and without blocking the planner."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotenant.errors import CotenantError
 from cotenant.techniques.partitions.plan.types import DeviceType
 
 PAUSE_NS = 5_000_000_000
-"""Between the loss of a node, or a join that failed, and the next join."""
+"""Time in ns from a lost node or a failed join to the next attempt."""
 
 _log = logging.getLogger("cotenant.cluster")
 
 
 class Joins:
-    """Starts agents. `joined` is called on a thread of `pool` for each node with an agent that runs. Thread-safe."""
+    """Joins of nodes. `joined` is called on a thread of `pool` for each node with a running agent. Thread-safe."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Joins:
         self._after_ns: dict[str, int] = {}
 
     def begin(self, members: Collection[str]) -> None:
-        """Start an agent on each node that is there, is none of `members`, and may be tried now."""
+        """Start an agent on each present node outside `members`, unless it is paused."""
         nodes = [node for node in self._fleet.nodes() if node.device in self._kinds]
         with self._lock:
             now_ns = self._now_ns()
@@ -50,12 +50,12 @@ class Joins:
                     self._under_way[node.name] = self._pool.submit(self._join, node)
 
     def under_way(self) -> tuple[Future[None], ...]:
-        """The joins that have begun; their futures hold no errors."""
+        """Futures of started joins; they never hold errors."""
         with self._lock:
             return tuple(self._under_way.values())
 
     def pause(self, node: str) -> None:
-        """Do not try a node for a while."""
+        """Do not retry a node for PAUSE_NS."""
         with self._lock:
             self._after_ns[node] = self._now_ns() + PAUSE_NS
 
@@ -63,7 +63,7 @@ class Joins:
         try:
             self._fleet.join(node)
         except (CotenantError, TimeoutError) as error:
-            _log.error("node %r cannot join: %s", node.name, error)
+            _log.error("node %r cannot join: %s; retrying in %g s", node.name, error, PAUSE_NS / 1e9)
             self.pause(node.name)
         else:
             self._joined(node)

@@ -1,4 +1,4 @@
-"""The gateway's connections to one node, over both protocols; bytes in, bytes out."""
+"""Connections of the gateway to one node over HTTP and gRPC; messages are bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.wire.ending import Ending, grpc_ending, http_ending, read_ending
 from cotenant.wire.oip import SPENT_KEY
 
 ANSWER_LIMIT_S = 600.0
-"""No query takes longer; a node that is alive and silent for so long has lost it."""
+"""Time limit in seconds of a query; a live node that is silent for so long has lost it."""
 _CONNECT_LIMIT_S = 2.0
 _POOL = 512
 _RESULT = Ending(Outcome.ANSWERED)
@@ -26,7 +26,7 @@ Headers = list[tuple[str, str]]
 
 
 class HttpReply(NamedTuple):
-    """A node's answer over HTTP."""
+    """HTTP answer of a node."""
 
     status: int
     headers: Headers
@@ -36,7 +36,7 @@ class HttpReply(NamedTuple):
 
 
 class GrpcReply(NamedTuple):
-    """A node's answer over gRPC: bytes, or a status that is not OK with its details."""
+    """gRPC answer of a node: bytes, or an error status with details."""
 
     data: bytes
     code: Any
@@ -47,7 +47,7 @@ class GrpcReply(NamedTuple):
 
 
 class NodeLink:
-    """Pools of connections to the node `name`; opened when they are first used."""
+    """Connection pools to the node `name`, opened at first use."""
 
     def __init__(self, name: str, address: Address) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class NodeLink:
         self._closed = False
 
     async def http(self, method: str, raw_path: str, headers: Headers, body: bytes, spent_ns: int = 0) -> HttpReply:
-        """Send a request as it came, `spent_ns` ago. Raises NotRunError, BrokenError."""
+        """Send a request that arrived `spent_ns` ago. Raises NotRunError, BrokenError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_POOL),
@@ -83,12 +83,12 @@ class NodeLink:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise BrokenError(f"node {self.name!r}: {error or type(error).__name__}") from None
         reply = HttpReply(status, found, content, ending, self.name)
-        if ending.cause is Cause.UNSERVED:  # it stops, or the table is ahead of it, or behind
+        if ending.cause is Cause.UNSERVED:  # the node stops, or its plan differs from the table
             raise NotRunError(f"node {self.name!r}: {_sentence(content)}", gone=False, reply=reply)
         return reply
 
     async def grpc(self, method: str, data: bytes, timeout_s: float | None, spent_ns: int = 0) -> GrpcReply:
-        """Call a unary method, named like '/package.Service/Method', that came `spent_ns` ago with `timeout_s` to go.
+        """Send a unary call of '/package.Service/Method' that arrived `spent_ns` ago with a limit of `timeout_s`.
 
         Raises NotRunError, BrokenError.
         """
@@ -99,7 +99,7 @@ class NodeLink:
                     ("grpc.use_local_subchannel_pool", 1),
                     ("grpc.max_send_message_length", -1),
                     ("grpc.max_receive_message_length", -1),
-                    ("grpc.enable_retries", 0),  # whether a query may run twice is decided in one place
+                    ("grpc.enable_retries", 0),  # only the forwarder decides on retries
                     ("grpc.initial_reconnect_backoff_ms", 100),
                     ("grpc.max_reconnect_backoff_ms", 1000),
                 ],
@@ -121,7 +121,7 @@ class NodeLink:
         return GrpcReply(answer, grpc.StatusCode.OK, "", trailing, _RESULT, self.name)
 
     async def _connected(self) -> None:
-        """Wait for a connection. Raises NotRunError where there is none: what is sent without one has not run."""
+        """Wait for a connection. Raises NotRunError without one: a query that was not sent has not run."""
         ready = grpc.ChannelConnectivity.READY
         state = self._channel.get_state(try_to_connect=True)
         if state is ready:
@@ -130,7 +130,7 @@ class NodeLink:
             async with asyncio.timeout(_CONNECT_LIMIT_S):
                 while state is not ready:
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                        raise NotRunError(f"node {self.name!r}: it cannot be connected to", gone=True)
+                        raise NotRunError(f"node {self.name!r}: the connection failed", gone=True)
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
@@ -139,13 +139,13 @@ class NodeLink:
     def _failed(self, error: Any, *, has_deadline: bool) -> GrpcReply:
         code, details = error.code(), error.details() or ""
         trailing = tuple(error.trailing_metadata() or ())
-        told = {key: str(value) for key, value in trailing}
+        fields = {key: str(value) for key, value in trailing}
         where = f"node {self.name!r}: {details}"
-        if (code is grpc.StatusCode.UNAVAILABLE and read_ending(told) is None) or (
+        if (code is grpc.StatusCode.UNAVAILABLE and read_ending(fields) is None) or (
             code is grpc.StatusCode.CANCELLED and self._closed
         ):
             raise BrokenError(where) from None
-        ending = grpc_ending(code.name, told)
+        ending = grpc_ending(code.name, fields)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and has_deadline:
             ending = Ending(Outcome.CANCELLED)
         reply = GrpcReply(b"", code, details, trailing, ending, self.name)
@@ -154,7 +154,7 @@ class NodeLink:
         return reply
 
     async def close(self) -> None:
-        """Close everything; what is under way breaks."""
+        """Close all connections; outstanding calls fail."""
         self._closed = True
         if self._channel is not None:
             await self._channel.close()

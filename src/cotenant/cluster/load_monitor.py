@@ -1,4 +1,4 @@
-"""What the controller knows of the load: rates followed from windows, and attainment. Pure: time comes in."""
+"""Load monitor of the controller: tracked rates and attainment by time windows. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cotenant.techniques.partitions.plan.types import Load
 
 
 class LoadMonitor:
-    """Counts of the gateway and of the nodes, put together.
+    """Counts of gateway and nodes, combined.
 
-    The gateway sees every query but not its rows, which nodes count: rows a query are taken from the nodes, and the
-    rate of a tenant is the gateway's queries times that, so that refused queries count as asked for.
+    Rate of a tenant in rows per second: the gateway's query rate times the rows per query at the nodes. So the demand
+    includes refused queries.
     """
 
     def __init__(self, loads: Sequence[Load], models: Mapping[str, str], settings: TrackingSettings) -> None:
@@ -23,30 +23,30 @@ class LoadMonitor:
         self._counts: dict[str, Counts] = {}
         self._gateway = ""
         self._before: dict[str, Counts] = {}
-        """Of the gateways before this one."""
+        """Counts of the previous gateways."""
         self._window: dict[str, Counts] = {}
         self._began_ns: int | None = None
         self._served: dict[str, Served] = {}
         self._rows: dict[str, float] = {}
         self.attainment: dict[str, float | None] = {}
-        """Share of the queries that ended in the last window that were answered in time; None without any."""
+        """Share of the queries ended in the last window that were answered in time; None without any."""
 
     @property
     def counts(self) -> Mapping[str, Counts]:
-        """Of this gateway and those before it, by tenant. What was inside one that ended has failed."""
+        """Counts of this gateway and its predecessors, by tenant. Queries inside an ended gateway count as failed."""
         return self._counts
 
     @property
     def rates(self) -> Mapping[str, TrackedRate]:
-        """As followed, by tenant."""
+        """Tracked rates by tenant."""
         return self._tracker.rates
 
     def asked(self) -> dict[str, float]:
-        """Rows a second of each tenant that a plan should serve; nothing before the first window has ended."""
+        """Demand of each tenant in rows per second; empty before the end of the first window."""
         return self._tracker.demand()
 
     def observe(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
-        """Take what gateway and nodes have counted so far."""
+        """Update from the total counts of gateway and nodes."""
         if report.gateway != self._gateway:
             self._gateway = report.gateway
             self._before = {
@@ -63,10 +63,10 @@ class LoadMonitor:
                     self._rows[model] = served.rows / served.queries
 
     def close_window(self, now_ns: int) -> None:
-        """End a window of time, follow the rates with it, and begin the next. The first call only begins one."""
+        """End a window, update the rates, and begin the next window. The first call only begins one."""
         began_ns, last = self._began_ns, self._window
         if began_ns is not None and now_ns - began_ns < 1_000_000_000:
-            return  # planning again right after a loss says nothing of rates
+            return  # too short for a rate: planning was triggered by a lost node
         self._began_ns, self._window = now_ns, dict(self._counts)
         if began_ns is None:
             return

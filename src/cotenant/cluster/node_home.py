@@ -1,4 +1,4 @@
-"""The folder of a node: links to models, plan and log of its server. Removed by others where its agent was killed."""
+"""Folder of a node: links to models, plan and log of its server. Other processes remove it after a killed agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LOCK = "lock"
 
 
 class NodeHome:
-    """A new folder that is locked for as long as this process lives: with the lock goes the right to remove it."""
+    """New folder with a lock for the life of this process; only the holder of the lock may remove it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         unlocked = self.path / f"{_LOCK}.new"
         self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / _LOCK)  # no process sees a lock that is not held
+        unlocked.rename(self.path / _LOCK)  # other processes never see an unlocked lock file
 
     def remove(self) -> None:
         """Remove the folder. Safe to repeat."""
@@ -32,9 +32,9 @@ class NodeHome:
 
 
 def remove_orphans() -> None:
-    """Remove the folders of this user and machine that ended agents have left."""
+    """Remove the folders of ended agents of this user on this machine."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is not there any more, is another user's, or its agent lives
+        with contextlib.suppress(OSError):  # removed already, of another user, or of a live agent
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
-"""The server of one node: a `cotenant serve` process that has this node's part of the plan, and no other models.
+"""Server of one node: a `cotenant serve` process with only this node's part of the plan.
 
-Its repository is a folder of links to the models of the part, so that a node holds in memory what it serves. Nothing
-here knows of Ray.
+Its repository is a folder of links to the models of the part, so that it loads no other model. Independent of Ray.
 """
 
 from __future__ import annotations
@@ -35,19 +34,17 @@ from cotenant.techniques.partitions.serve.plan_names import slos_of
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0
 _ADMIN_HOST = "127.0.0.1"
-"""Where a server takes loads: its agent is on the same machine, and others have no business there."""
+"""Address for loads and unloads: only the agent on the same machine may use it."""
 _PROBE_S = 2.0
 STOP_MARGIN_S = 15.0
-"""A server may take so much longer to stop than its `drain_s`."""
+"""Seconds that a server may need to stop beyond its `drain_s`."""
 _POLL_S = 0.05
 PLAN_FILE = "plan.toml"
 
 
 class NodeServer:
-    """Starts, changes and stops the server of a node. Changes wait for one another; `report` and `stop` do not.
-
-    `repository` is the whole model repository, which must be there on every node. `cores` are those of the node.
-    """
+    """Manager of a node's server process. Changes are serialised; `report` and `stop` are not blocked by them.
+    `repository`: the complete model repository, present on every node. `cores`: cores of the node."""
 
     def __init__(self, repository: Path, cores: Sequence[int], host: str) -> None:
         self._repository = repository.resolve()
@@ -65,12 +62,12 @@ class NodeServer:
         self._stop_s = STOP_MARGIN_S
         self._changing = threading.Lock()
         self._starter = ThreadPoolExecutor(1, "cotenant-starter")
-        """Its thread lives as long as this object, and servers end with the thread that started them."""
+        """Its thread starts servers. A server ends with that thread, which lives as long as this object."""
 
     def prepare(self, part: NodePlan) -> Address:
-        """Load the models of a part beside what is served now; start the server if there is none.
+        """Load the models of a part in addition to the served models; start the server if necessary.
 
-        Raises ClusterError with the reason when the server does not start or a model cannot be loaded.
+        Raises ClusterError with the reason if the server does not start or a model cannot be loaded.
         """
         with self._changing:
             if self._address is None:
@@ -83,9 +80,9 @@ class NodeServer:
             return self._address
 
     def apply(self, part: NodePlan) -> None:
-        """Serve by the plan of a part whose models have been prepared. Returns when the server says that it does.
+        """Serve by the plan of a prepared part. Returns when the server reports this plan.
 
-        Raises ClusterError when it does not come to that.
+        Raises ClusterError if it does not within the time limit.
         """
         with self._changing:
             if self._runs(part):
@@ -98,20 +95,20 @@ class NodeServer:
             deadline = time.monotonic() + _CHANGE_LIMIT_S
             while not self._runs(part):
                 if time.monotonic() > deadline or process.poll() is not None:
-                    raise ClusterError(f"the server did not take its new plan; its log is {self._log}")
+                    raise ClusterError(f"the server did not run its new plan; its log is {self._log}")
                 time.sleep(_POLL_S)
 
     def release(self, part: NodePlan) -> None:
-        """Let go of the models that are not in the part. No query for them may be on its way any more."""
+        """Unload all models outside the part. No query for them may be outstanding."""
         with self._changing:
             self._loaded = tuple(model for model in self._loaded if model in part.models)
-            for link in sorted(self._models.iterdir()):  # what is linked may be loaded, whatever was heard of it
+            for link in sorted(self._models.iterdir()):  # a linked model may be loaded even after an error
                 if link.is_symlink() and link.name not in part.models:
                     self._post(f"/v2/repository/models/{quote(link.name, safe='')}/unload", LOAD_LIMIT_S)
                     link.unlink()
 
     def report(self) -> NodeReport:
-        """How the server is, and what it did so far."""
+        """State and counters of the server."""
         process, address = self._process, self._address
         if process is None or address is None:
             return NodeReport(None, agent_pid=os.getpid())
@@ -131,13 +128,13 @@ class NodeServer:
         return NodeReport(address, "", False, served, process.pid, os.getpid(), plan)
 
     def stop(self) -> None:
-        """Drain and stop the server, whatever else is under way, and remove what was written. Safe to repeat."""
+        """Drain and stop the server, even during a change, and remove all files. Safe to repeat."""
         self._end()
         self._starter.shutdown()
         self._folder.remove()
 
     def pause(self) -> None:
-        """Drain and stop the server; `prepare` starts one again."""
+        """Drain and stop the server; `prepare` starts it again."""
         with self._changing:
             self._end()
 
@@ -170,7 +167,7 @@ class NodeServer:
         words = ["serve", str(self._models), "--no-trace", "--host", self._host]
         words += ["--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))]
         words += ["--frontends", "0", "--admin-port", "0", "--set", f"server.admin_host={_ADMIN_HOST}"]
-        words += ["--stale"]  # the head has refused what is stale, unless it was told otherwise
+        words += ["--stale"]  # the head has already checked for stale profiles
         try:
             server = await_ready(self._starter.submit(spawn, *words, log=self._log).result(), self._log)
         except (StartError, OSError) as error:
@@ -191,21 +188,23 @@ class NodeServer:
             link.symlink_to(self._repository / model, target_is_directory=True)
 
     def _write(self, part: NodePlan) -> None:
-        """The plan file of this node: its device alone, the rates of its part, and the SLOs that its server enforces;
-        those of stages are the gateway's."""
+        """Write the plan file of this node: its device, the rates of its part, and the SLOs of its server.
+
+        The gateway enforces the budgets of stages.
+        """
         slos = slos_of(self._repository)
         loads = tuple(replace(load, slo_ns=slos.get(load.tenant, load.slo_ns)) for load in part.loads)
         file = PlanFile(Request(loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
         write_whole(self._home / PLAN_FILE, plan_text(file).encode())
 
     def _plan(self) -> str:
-        """The digest of the plan that the server runs, as it says. Raises OSError when it does not answer in time."""
+        """Digest of the plan that the server reports. Raises OSError if it does not answer in time."""
         return str(json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["digest"])
 
     def _runs(self, part: NodePlan) -> bool:
         try:
             return self._plan() == part.plan.digest
-        except OSError:  # slow, as a server may be while it changes: not known, so ask again
+        except OSError:  # a server may be slow during a change: unknown, try again
             return False
 
     def _get(self, path: str, timeout_s: float) -> bytes:
@@ -229,7 +228,7 @@ class NodeServer:
 
 
 def node_config(text: str) -> str:
-    """The repository's `cotenant.toml` without what the cluster decides: where to listen, which cores, which plan."""
+    """Return the repository's `cotenant.toml` without the keys that the cluster sets: addresses, cores, plan."""
     table = tomllib.loads(text)
     table.pop("plan", None)
     decided = {"server": ("host", "http_port", "grpc_port", "admin_port", "admin_host"), "device": ("cores", "lanes")}
@@ -240,5 +239,5 @@ def node_config(text: str) -> str:
 
 
 def _direct() -> urllib.request.OpenerDirector:
-    """Nodes are never behind a proxy."""
+    """URL client without a proxy: nodes are connected directly."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,4 +1,4 @@
-"""The note that `cotenant cluster up` leaves for `status` and `down`: at most one cluster a user and machine."""
+"""Note file of `cotenant cluster up` for `status` and `down`: at most one cluster per user and machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cotenant.cluster.types import Address, ClusterError
 
 
 def note_path() -> Path:
-    """Where the note is."""
+    """Path of the note."""
     return Path(tempfile.gettempdir()) / f"cotenant-cluster-{os.getuid()}.json"
 
 
 class Note:
-    """Holds the note, by a lock on its file, from when it is made until `remove` or the end of the process.
+    """Locked note file, held until `remove` or the end of the process.
 
-    Raises ClusterError where another process holds it.
+    Raises ClusterError if another process holds it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -36,18 +36,18 @@ class Note:
                 raise ClusterError(_refusal(self._path)) from None
             if self._is_mine():
                 break
-            os.close(self._file)  # its owner has removed it in between
+            os.close(self._file)  # its owner removed it meanwhile
         if os.fstat(self._file).st_uid != os.getuid():
             os.close(self._file)
-            raise ClusterError(f"{self._path}: belongs to another user")
+            raise ClusterError(f"{self._path}: belongs to another user; remove it or set TMPDIR")
         self._write({})
 
     def write(self, address: Address) -> None:
-        """Say where the gateway listens."""
+        """Write the address of the gateway."""
         self._write({"host": address.host, "http_port": address.http_port})
 
     def remove(self) -> None:
-        """Remove the note, if it is still that of this process. Safe to repeat."""
+        """Remove the note if it belongs to this process. Safe to repeat."""
         if self._file >= 0:
             if self._is_mine():
                 self._path.unlink()
@@ -67,11 +67,11 @@ class Note:
 
 
 def read_note(path: Path | None = None) -> Mapping[str, Any]:
-    """The note of the cluster that runs on this machine. Raises ClusterError when none runs, or it still starts."""
+    """Read the note of this machine's cluster. Raises ClusterError if no cluster runs or it is still starting."""
     path = path or note_path()
     note = _read(path)
     if note is None:
-        raise ClusterError("no cluster was started here by you; start one with 'cotenant cluster up'")
+        raise ClusterError("no cluster of this user runs on this machine; start one with 'cotenant cluster up'")
     if "http_port" not in note:
         raise ClusterError(f"the cluster of process {note['pid']} is still starting; try again when it is ready")
     return note
@@ -80,7 +80,7 @@ def read_note(path: Path | None = None) -> Mapping[str, Any]:
 def _read(path: Path) -> Mapping[str, Any] | None:
     try:
         if path.stat().st_uid != os.getuid():
-            raise ClusterError(f"{path}: belongs to another user")
+            raise ClusterError(f"{path}: belongs to another user; remove it or set TMPDIR")
         note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return note if started(int(note["pid"])) == note["started"] else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -91,15 +91,15 @@ def _refusal(path: Path) -> str:
     note = _read(path) or {}
     where = f" (process {note['pid']})" if "pid" in note else ""
     return (
-        f"a cluster of yours runs on this machine already{where}: end it with 'cotenant cluster down' first, or give "
-        f"this one another folder for temporary files (TMPDIR) than {path.parent}"
+        f"a cluster of this user already runs on this machine{where}: stop it with 'cotenant cluster down' first, or "
+        f"set TMPDIR to another folder than {path.parent}"
     )
 
 
 def started(pid: int) -> str:
-    """When a process started, in the kernel's clock ticks: tells it from a later one of the same number.
+    """Start time of a process in clock ticks, which identifies it together with its process ID.
 
-    "" when there is none, or it has ended and only waits for its parent to notice.
+    "" if there is no such process or it is a zombie.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Everything that speaks to Ray: joining or starting a cluster, agents and the gateway as its actors.
+"""Ray integration: joins or starts a Ray cluster, and runs agents and the gateway as actors.
 
-Ray carries control calls alone, a millisecond each; queries go from the gateway to the nodes over the protocol.
+Ray carries only control calls, about 1 ms each; queries go from the gateway to the nodes over the protocol.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
 _CALL_S = 30.0
 _TABLE_S = 2.0
-"""A gateway that does not take its table within this time takes it when it goes on."""
+"""Seconds to wait for a gateway to take its table; a slower gateway takes it when it continues."""
 _CONNECT_S = 1.0
 _STORE_BYTES = 80_000_000
-"""Object store of a local node: the least that Ray takes; nothing of ours lies in it."""
+"""Object store of a local node: the minimum of Ray, as it is not used."""
 _CALLS = 4
-"""Calls of one agent at once: a heartbeat is answered while models are loaded."""
+"""Concurrent calls of an agent: it answers heartbeats during loads."""
 
 _log = logging.getLogger("cotenant.cluster")
 
 
 def need_ray() -> None:
-    """Raises ClusterError where Ray is not installed; does not import it."""
+    """Raise ClusterError if Ray is not installed; does not import it."""
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("aiohttp") is None:
         raise ClusterError("a cluster needs Ray and aiohttp, which are not installed: pip install 'cotenant[cluster]'")
 
 
 def _load_ray(*, loopback: bool) -> Any:
-    """The package, with what it reads from the environment when it is imported."""
+    """Import Ray after setting the environment variables that it reads at import."""
     need_ray()
-    # Usage reports to the makers of Ray are for users to switch on, not for us.
+    # Ray's usage reports are off unless the user switches them on.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if loopback:
-        # Ray takes the loopback address for itself only where it believes that there is no other machine.
+        # Ray uses the loopback address only if it expects no other machine.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     return importlib.import_module("ray")
 
 
 class RaySession:
-    """A connection to a Ray cluster, one that was there or one that was started here for as long as this lives.
+    """Connection to an existing Ray cluster, or to one that is started here for the life of this object.
 
-    With an `address` the cluster there is joined. Without, `local_cores` says which cores each node of a cluster gets
-    that is started on this machine, on its loopback address. Raises ClusterError.
+    With `address`, that cluster is joined. Without, a cluster is started on the loopback address of this machine;
+    `local_cores`: cores of each node. Raises ClusterError.
     """
 
     def __init__(self, address: str = "", local_cores: Sequence[Sequence[int]] = ()) -> None:
@@ -100,7 +100,7 @@ class RaySession:
         return str(cluster.address)
 
     def check(self) -> None:
-        """See Fleet."""
+        """Check the head of Ray. Raises ClusterError if it refuses a connection, TimeoutError if it does not answer."""
         try:
             socket.create_connection(self._head, _CONNECT_S).close()
         except TimeoutError:
@@ -109,7 +109,7 @@ class RaySession:
             raise ClusterError(f"the head of Ray at {self._head[0]}:{self._head[1]}: {error}") from None
 
     def close(self) -> None:
-        """Leave the cluster; end it if it was started here. Safe to repeat."""
+        """Disconnect; stop the cluster if it was started here. Safe to repeat."""
         self.ray.shutdown()
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
@@ -117,10 +117,10 @@ class RaySession:
 
 
 class RayFleet:
-    """The nodes of a Ray cluster with an agent on each. Implements `Fleet`.
+    """Nodes of a Ray cluster with an agent on each. Implements `Fleet`.
 
-    A node is called by its label `cotenant-node`, else after its host; its device type is that of the label
-    `cotenant-device`, else the only one of `kinds`.
+    Name of a node: its label `cotenant-node`, else derived from its host. Device type: its label `cotenant-device`,
+    else the only entry of `kinds`.
     """
 
     def __init__(self, session: RaySession, repository: Path, kinds: Mapping[str, DeviceType]) -> None:
@@ -133,8 +133,8 @@ class RayFleet:
         self._lock = threading.Lock()
 
     def nodes(self) -> tuple[Node, ...]:
-        """See Fleet."""
-        self.check()  # without its head Ray would wait for a minute, and then end this process
+        """Present nodes, with or without an agent. Raises as `check` does."""
+        self.check()  # without a head, Ray would block for a minute and then end this process
         found = []
         for entry in self._ray.nodes():
             if entry["Alive"]:
@@ -144,14 +144,14 @@ class RayFleet:
         return tuple(sorted(found, key=lambda node: node.name))
 
     def join(self, node: Node) -> None:
-        """See Fleet."""
+        """Start the agent of a node. Raises ClusterError."""
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         agent = (
             self._ray.remote(Agent)
             .options(
                 num_cpus=0,
                 max_concurrency=_CALLS,
-                max_restarts=0,  # whether a node is used again is for the controller to say
+                max_restarts=0,  # the controller decides whether to use a node again
                 scheduling_strategy=affinity(node_id=node.key, soft=False),
             )
             .remote(
@@ -170,18 +170,18 @@ class RayFleet:
             self._agents[node.name] = agent
 
     def drop(self, node: str) -> None:
-        """See Fleet."""
+        """Kill the agent of a node, if it exists."""
         with self._lock:
             agent = self._agents.pop(node, None)
         if agent is not None:
             self._ray.kill(agent)
 
     def check(self) -> None:
-        """See Fleet."""
+        """Check the head of Ray, as `RaySession.check`."""
         self._session.check()
 
     def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
-        """See Fleet."""
+        """Call a method of an agent. Raises NodeLostError if it has ended, TimeoutError, and the agent's errors."""
         with self._lock:
             agent = self._agents.get(node)
         if agent is None:
@@ -207,10 +207,10 @@ class RayFleet:
 
 
 class RayGateway:
-    """The gateway in an actor of its own, on the machine of the controller. Implements `GatewayLink`. Thread-safe.
+    """Gateway as a Ray actor on the machine of the controller. Implements `GatewayLink`. Thread-safe.
 
-    When its process ends, another one takes its place at the same ports, with the same table: at once, or, where that
-    fails, at the next call. Until it is there `report` raises ClusterError; a table is kept for it.
+    If its process ends, another one starts at the same ports with the last table: at once, or at the next call.
+    Without a gateway, `report` raises ClusterError, and tables are kept for the next one.
     """
 
     def __init__(self, session: RaySession, host: str, http_port: int, grpc_port: int, max_body_bytes: int) -> None:
@@ -220,32 +220,32 @@ class RayGateway:
         self._table: RoutingTable | None = None
         self._status = b""
         self._carried: Any = None
-        """The call that carried the last status that was sent."""
+        """Future of the last sent status."""
         self._lock = threading.RLock()
         self._actor: Any = None
-        """None, or one that listens and, where there is a table, has it."""
+        """Running gateway that has the last table; None without one."""
         self._start()
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Address of the gateway."""
         return self._wanted
 
     def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
-        """See GatewayLink. Without a gateway nothing is sent, and the next one begins with this table."""
+        """Set the routing table. Without a gateway it is kept for the next one."""
         with self._lock:
             self._table = table
         try:
             self._call("set_table", table, lost, timeout_s=_TABLE_S)
         except ClusterError as error:
-            _log.error("there is no gateway: %s", error)
+            _log.error("no gateway runs: %s; it is started again at the next call", error)
         except TimeoutError:
-            _log.warning("the gateway does not answer: it takes table %d when it goes on", table.version)
+            _log.warning("the gateway does not answer: it will use table %d when it continues", table.version)
 
     def set_status(self, status: bytes) -> None:
-        """See GatewayLink. Not sent while the status before it waits to be read, or while there is no gateway.
+        """Send the status, unless the previous one is still unread or no gateway runs.
 
-        The first one is waited for: a cluster that is up tells of itself. The next gateway begins with the last one.
+        The first status is sent synchronously, so a ready cluster always has one. A new gateway gets the last one.
         """
         actor, carried, self._status = self._actor, self._carried, status
         if actor is None or (carried is not None and not self._ray.wait([carried], timeout=0)[0]):
@@ -255,30 +255,30 @@ class RayGateway:
             self._ray.wait([self._carried], timeout=_TABLE_S)
 
     def report(self) -> GatewayReport:
-        """See GatewayLink."""
+        """Counters of the gateway. Raises ClusterError without a gateway, TimeoutError if it does not answer."""
         found: GatewayReport = self._call("report", timeout_s=_CALL_S)
         return found
 
     def drop(self) -> None:
-        """See GatewayLink."""
+        """Kill the gateway; the next call starts another one."""
         with self._lock:
             actor, self._actor = self._actor, None
         if actor is not None:
             self._ray.kill(actor)
 
     def stop(self) -> None:
-        """Let what is under way end, and stop."""
+        """Stop the gateway after its outstanding queries."""
         actor, self._actor = self._actor, None
         if actor is None:
             return
         try:
             self._ray.get(actor.stop.remote(), timeout=_CALL_S)
         except (self._ray.exceptions.RayError, TimeoutError) as error:
-            _log.warning("the gateway did not stop: %s", error)
+            _log.warning("the gateway did not stop: %s; it is killed", error)
         self._ray.kill(actor)
 
     def _start(self) -> None:
-        """Make an actor, and keep it once it is whole; else it ends, and with it its ports. Raises ClusterError."""
+        """Start an actor and keep it if it listens; else kill it to free its ports. Raises ClusterError."""
         errors = self._ray.exceptions
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         here = self._ray.get_runtime_context().get_node_id()
@@ -308,7 +308,7 @@ class RayGateway:
             with self._lock:
                 if self._actor is None:
                     self._start()
-                    _log.warning("another gateway listens at the same ports")
+                    _log.warning("a new gateway listens at the same ports")
                 actor = self._actor
             try:
                 return self._ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
@@ -317,20 +317,20 @@ class RayGateway:
             except self._ray.exceptions.RayActorError:
                 with self._lock:
                     if self._actor is actor:
-                        _log.error("the gateway ended")
+                        _log.error("the gateway process has ended; another one is started")
                         self._actor = None
-        raise ClusterError("the gateway ended, and so did the one after it")
+        raise ClusterError("the gateway ended, and so did its replacement; the log of Ray has the reasons")
 
 
 def node_of(entry: Mapping[str, Any], kinds: Mapping[str, DeviceType]) -> Node:
-    """A node from what Ray says of it. Raises ClusterError when its device type cannot be told."""
+    """Convert Ray's description of a node. Raises ClusterError if its device type is ambiguous."""
     labels = entry.get("Labels") or {}
     key = str(entry["NodeID"])
     name = labels.get(NODE_LABEL) or f"{entry['NodeManagerHostname']}-{key[:6]}"
     device = labels.get(DEVICE_LABEL) or (next(iter(kinds)) if len(kinds) == 1 else "")
     if not device:
         raise ClusterError(
-            f"node {name!r} has no label {DEVICE_LABEL!r}, expected one of {', '.join(kinds)}: "
+            f"node {name!r} has no label {DEVICE_LABEL!r}, expected one of {', '.join(kinds)}: restart it with "
             f"ray start --labels {DEVICE_LABEL}=NAME"
         )
     return Node(name, device, key)

@@ -1,4 +1,4 @@
-"""One stage of an application: its tensors to a node that serves its model, and the node's tensors back."""
+"""Stage of an application: sends its tensors to a node of its model, and returns the node's outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.wire.oip import MESSAGES, SERVICE
 
 
 class StageEnd(NamedTuple):
-    """How a stage ended: its outputs where it was answered, else the reason."""
+    """End of a stage: outputs if it was answered, else the reason."""
 
     outcome: Outcome
     reason: str
@@ -28,7 +28,7 @@ class StageEnd(NamedTuple):
 async def ask_stage(
     forwarder: Forwarder, model: str, inputs: Mapping[str, Array], parameters: Mapping[str, int]
 ) -> StageEnd:
-    """Send a query to a node of the model. Whatever happens there, or on the way, is an end."""
+    """Send a query to a node of the model. Every error at the node or on the way becomes an outcome."""
     data = grpc_request(model, inputs, parameters)
 
     async def attempt(link: NodeLink, spent_ns: int) -> GrpcReply:
@@ -44,5 +44,5 @@ async def ask_stage(
 
 
 def _outcome(ending: Ending) -> Outcome:
-    """A stage that nobody takes has been refused, whoever's fault that is."""
+    """Outcome of a stage: REJECTED if no node serves the model."""
     return Outcome.REJECTED if ending.cause is Cause.UNSERVED else ending.outcome

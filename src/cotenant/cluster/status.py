@@ -1,4 +1,4 @@
-"""What a cluster tells of itself: the JSON of `GET /v2/cotenant/cluster`. Pure."""
+"""Status of a cluster: the JSON of `GET /v2/cotenant/cluster`. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def status_of(loads: Sequence[Load], state: ClusterState, monitor: LoadMonitor, planner: str) -> dict[str, Any]:
-    """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
+    """Build the status: nodes, tenants with rates and attainment, applications, and changes of the plan."""
     held, table, running = state.held, state.table, state.running()
     served = held.plan.rates_per_s if held else {}
     return {
@@ -46,7 +46,7 @@ def _node(node: Node, part: NodePlan | None, report: NodeReport | None, address:
         "pid": report.pid if report else 0,
         "agent_pid": report.agent_pid if report else 0,
         "partitions": plan_tables((part.plan,))[0]["partition"] if part else [],
-        "guests": list(part.guests) if part else [],
+        "guests": list(part.backfilled) if part else [],
     }
 
 

@@ -1,6 +1,6 @@
-"""The nouns of the cluster: nodes, what each has of the plan, the table by which queries are sent, and reports.
+"""Types of the cluster: nodes, node plans, routing table, counts and reports.
 
-Everything here is frozen: it crosses processes. Rates are rows a second.
+All types are frozen, since they cross processes. Rates are rows per second.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from cotenant.types import Outcome
 
 
 class ClusterError(CotenantError):
-    """The cluster cannot be started, reached or changed: names the thing and what was expected."""
+    """The cluster cannot be started, reached or changed; the message names the cause and the remedy."""
 
 
 class NodeLostError(ClusterError):
-    """A node does not answer any more."""
+    """A node has failed or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A member of the cluster: one device of the named type. `key` is what Ray calls it."""
+    """Member of the cluster: one device of type `device`. `key`: its ID in Ray."""
 
     name: str
     device: str
@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
+    """Address of a server."""
 
     host: str
     http_port: int
@@ -42,27 +42,27 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """What one node has of the plan. `models` are the directories of the repository that it serves, sorted.
+    """Part of the plan for one node. `models`: repository directories that it serves, sorted.
 
-    `loads` are those of its tenants with the rates that this node is to serve. `guests` are tenants for whom no plan
-    has room: they get the turns that nobody in the plan uses.
+    `loads`: loads of its tenants with the rates for this node. `backfilled`: unplanned tenants; they run in slots that
+    planned tenants leave unused.
     """
 
     plan: DevicePlan
     kind: DeviceType
     loads: tuple[Load, ...]
     models: tuple[str, ...]
-    guests: tuple[str, ...] = ()
+    backfilled: tuple[str, ...] = ()
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Whom it serves, sorted."""
+        """Planned tenants, sorted."""
         return tuple(load.tenant for load in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The nodes that serve a tenant's model, each with the rate planned there. `slo_ns` bounds a retry."""
+    """Nodes that serve a tenant's model, with planned rates. No retry starts after `slo_ns`."""
 
     tenant: str
     model: str
@@ -72,9 +72,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PlannedApplication:
-    """An application whose stages are queries of the models that have routes.
+    """Application with a route for the model of each stage.
 
-    `shares_ns` is how the plan divides its SLO, by stage; empty where it was not planned for.
+    `shares_ns`: stage budgets of the plan in ns, by stage; empty for an unplanned application.
     """
 
     spec: ApplicationSpec
@@ -83,7 +83,7 @@ class PlannedApplication:
 
 @dataclass(frozen=True, slots=True)
 class RoutingTable:
-    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens."""
+    """Routing table of the gateway: one route per tenant, and the addresses of the nodes in the routes."""
 
     version: int
     routes: tuple[Route, ...]
@@ -91,7 +91,7 @@ class RoutingTable:
     applications: tuple[PlannedApplication, ...] = ()
 
     def without(self, lost: tuple[str, ...]) -> RoutingTable:
-        """The table with no way to these nodes; routes may be left empty."""
+        """Copy of the table without these nodes; routes may become empty."""
         return RoutingTable(
             self.version + 1,
             tuple(
@@ -105,7 +105,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a node did for a model since its server started: rows inferred, and queries answered with them."""
+    """Inferred rows and answered queries of a model since the node's server started."""
 
     rows: int
     queries: int
@@ -113,11 +113,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What an agent says of its node. `address` is None while no server runs; `problem` is why it does not.
+    """Report of an agent. `address`: None while no server runs; `problem`: the reason.
 
-    `ended` says that the server was there and is no more. `served` is by model; `pid` is that of the server,
-    `agent_pid` that of the agent. `plan` is the digest of the one that the server says it runs, "" where that is not
-    known.
+    `ended`: the server process has ended. `served`: by model. `pid`: of the server; `agent_pid`: of the agent. `plan`:
+    digest of the plan that the server reports, "" if unknown.
     """
 
     address: Address | None
@@ -131,11 +130,11 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Queries of one tenant since somebody began to count. Each one that has ended is in one of the next five.
+    """Query counts of one tenant; each ended query is in exactly one of the next five fields.
 
-    `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` were rejected or dropped,
-    `failed` ended with any other error or were lost with their node, `cancelled` were withdrawn by their clients.
-    `retried` are attempts after the first, `repeated` those of them where the one before may have run.
+    `in_time`: answered within the SLO, as measured at the gateway; `late`: answered after it. `refused`: rejected or
+    dropped. `failed`: any other error, or lost with its node. `cancelled`: withdrawn by the client. `retried`: attempts
+    after the first; `repeated`: retries after an attempt that may have run the query.
     """
 
     offered: int = 0
@@ -149,11 +148,11 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Queries that have an outcome."""
+        """Number of queries with an outcome."""
         return self.in_time + self.late + self.refused + self.failed + self.cancelled
 
     def plus(self, other: Counts) -> Counts:
-        """Both together."""
+        """Sum of both counts."""
         return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -165,14 +164,14 @@ COUNTED = {
     Outcome.FAILED: "failed",
     Outcome.CANCELLED: "cancelled",
 }
-"""The field of `Counts` for each outcome."""
+"""Field of `Counts` by outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Counts by tenant, queries under way by (node, model), and nodes whose connections were refused or broke.
+    """Counts by tenant, outstanding queries by (node, model), and nodes with refused or broken connections.
 
-    `gateway` tells gateways apart: each counts from 0.
+    `gateway` identifies the gateway process, which counts from 0.
     """
 
     counts: Mapping[str, Counts]

@@ -1,4 +1,4 @@
-"""What the processes of a server set for themselves before they read or write anything."""
+"""Common start of a server's processes: signals, priority, log and control channel."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from cotenant.serve.processes import ControlChannel, StartServing
 
 
 def prepare_process() -> None:
-    """Log as servers do, make files for this user alone, and run in short time slices. Before libraries are loaded."""
+    """Set up the log, private file modes and short time slices. Call before libraries are loaded."""
     use_all_queues(os.environ)
     log_to_stderr()
-    os.umask(os.umask(0) | 0o077)  # traces tell of all tenants, and copies of models are theirs
-    set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
+    os.umask(os.umask(0) | 0o077)  # traces and copies of models are confidential to their tenants
+    set_slice(SHORT_NS)  # serving threads run briefly; models on the same cores can wait
 
 
 def run_child(serve: Callable[[ControlChannel, StartServing, list[socket.socket]], None]) -> None:
-    """Be a process that `ServerProcesses` looks after: it is told what to serve, and ends with the one that does."""
+    """Run `serve` in a process that `ServerProcesses` supervises. The process ends with its supervisor. `serve` gets
+    the control channel, the first message and the listening sockets."""
     _, _, descriptor, parent, nice = sys.argv
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the process that looks after this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the supervisor gets them
         signal.signal(number, signal.SIG_IGN)
     die_with(int(parent))
     be_nice(int(nice))

@@ -1,4 +1,4 @@
-"""What is served under which name, as plain data: front-ends look names up in it without asking the engine."""
+"""Directory of served names as plain data. Front-ends look names up in it without a call to the engine."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Named(Protocol[T_co]):
-    """What is known of a name. `fronts` serve it, by version; the default one is there under "", too."""
+    """State of a name: served, or the reason why not."""
 
     @property
     def fronts(self) -> Mapping[str, T_co]:
-        """What serves the name."""
+        """Served versions by version; the default version is also under ""."""
 
     @property
     def unserved(self) -> Mapping[str, str]:
-        """Reasons, by version."""
+        """Reasons why other versions are not served, by version."""
 
     @property
     def reason(self) -> str:
-        """Empty where something serves the name."""
+        """Why the name is not served; empty where it is."""
 
 
 def look_up(named: Named[T_co] | None, name: str, version: str, *, is_open: bool) -> T_co:
-    """What serves a name, None for an unknown one. `is_open`: queries are accepted.
+    """Find the served version of a name. `named` is None for an unknown name; `is_open`: the server accepts queries.
 
-    Raises ServeError: NOT_FOUND for what is unknown, UNAVAILABLE with the reason.
+    Raises ServeError: NOT_FOUND for an unknown name or version, UNAVAILABLE with the reason for one not served.
     """
     if named is None or not named.fronts:
         if not is_open:
-            raise ServeError(Status.UNAVAILABLE, f"model {name!r}: the server is starting or shutting down")
+            raise ServeError(Status.UNAVAILABLE, f"model {name!r}: the server is starting or stopping; try again later")
         if named is not None:
             raise ServeError(Status.UNAVAILABLE, f"model {name!r} is not served: {named.reason}")
         raise ServeError(Status.NOT_FOUND, f"model {name!r} is unknown; 'v2/repository/index' lists the models")
@@ -52,7 +52,7 @@ def look_up(named: Named[T_co] | None, name: str, version: str, *, is_open: bool
 
 
 def refusal_of(tenant: str, gate: Gate, now_ns: int) -> ServeError | None:
-    """The error of a request whose tenant's gate is shut; None where it depends on the query."""
+    """Error of a request at a shut gate (full queue, rate limit, drain); None if it depends on the query."""
     refused = gate.refusal(tenant, now_ns)
     if refused is None:
         return None
@@ -63,9 +63,9 @@ def refusal_of(tenant: str, gate: Gate, now_ns: int) -> ServeError | None:
 
 
 class Front(Struct, frozen=True, array_like=True):
-    """A version of a model, or an application, that is served. `problem` says why it is not ready, or is empty.
+    """A served version of a model, or a served application. `problem`: why it is not ready, or empty.
 
-    `tenant` is the owner of its queries, whose gate may be shut; empty for an application.
+    `tenant` owns its queries and their gate; empty for an application.
     """
 
     metadata: ModelMetadata
@@ -74,7 +74,7 @@ class Front(Struct, frozen=True, array_like=True):
 
 
 class NameState(Struct, frozen=True, array_like=True):
-    """What is known of a name."""
+    """State of a name, as the engine publishes it."""
 
     fronts: dict[str, Front] = {}
     unserved: dict[str, str] = {}
@@ -82,23 +82,23 @@ class NameState(Struct, frozen=True, array_like=True):
 
 
 class ShutGates(Struct, frozen=True, array_like=True, tag=True):
-    """The gates that are shut, by tenant."""
+    """Shut gates by tenant."""
 
     gates: dict[str, Gate] = {}
 
 
 class Directory(Struct, frozen=True, array_like=True, tag=True):
-    """All names of a server. Without `is_open` it accepts no queries."""
+    """All names of a server. `is_open`: the server accepts queries."""
 
     is_open: bool = False
     names: dict[str, NameState] = {}
 
     def find(self, name: str, version: str) -> Front:
-        """What serves a name. Raises as `look_up` does."""
+        """Find the served version of a name. Raises ServeError as `look_up` does."""
         return look_up(self.names.get(name), name, version, is_open=self.is_open)
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a model takes queries. Raises ServeError (NOT_FOUND) for an unknown one."""
+        """Whether a model accepts queries. Raises ServeError (NOT_FOUND) for an unknown name."""
         try:
             return not self.find(name, version).problem
         except ServeError as error:

@@ -1,4 +1,4 @@
-"""The main program of a server's engine process: models, decisions and workers, for front-ends in other processes."""
+"""Main program of the engine process: models, scheduling and workers. Front-ends run in other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.serve.child import run_child
 from cotenant.serve.processes import ControlChannel, HangUp, StartServing, Stop, Unable, Up, loads_folder
 
 _LATE_S = 0.3
-"""After this time beyond the end of a stop the process ends, whatever has not ended by then."""
+"""Seconds after the deadline of a stop at which the process exits in any case."""
 
 
 def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:

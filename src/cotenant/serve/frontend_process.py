@@ -11,7 +11,7 @@ from cotenant.serve.child import run_child
 from cotenant.serve.processes import ControlChannel, StartServing, Stop, Up
 
 _LINK_S = 2.0
-"""Longest time that connections wait for the link to the engine. After it clients are told that there is no engine."""
+"""Seconds that new connections wait for the link to the engine. Afterwards queries are refused: no engine."""
 _LOOK_S = 0.02
 
 
@@ -33,7 +33,7 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
     loop.submit(backend.keep())
     end_s = time.monotonic() + _LINK_S
     while not (is_open.wait(_LOOK_S) or select.select([control], [], [], 0)[0] or time.monotonic() > end_s):
-        pass  # what is accepted before the link is open would be refused, and another front-end may answer it
+        pass  # a connection accepted before the link is open would be refused; another front-end may answer it
     for server, bound in zip(servers.values(), listening, strict=True):
         server.start(bound)
     while (message := control.receive()) is not None:

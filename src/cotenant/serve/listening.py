@@ -1,4 +1,4 @@
-"""Sockets that listen for clients."""
+"""Listening TCP sockets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ BACKLOG = 1024
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
-    """Bind a TCP socket (no SO_REUSEPORT: another server finds the port taken); port 0 takes a free one.
+    """Bind a listening TCP socket; port 0 takes a free one. Without SO_REUSEPORT, so a second server fails to bind.
 
-    Raises CotenantError that names the address and how to choose another.
+    `what` names the protocol in messages. Raises CotenantError that names the address and the remedy.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -20,7 +20,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise CotenantError(f"{what}: host {host!r}, port {port} is no address to listen on: {error}") from error
+        raise CotenantError(f"{what}: cannot listen on host {host!r}, port {port}: {error}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -28,7 +28,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     except OSError as error:
         bound.close()
         raise CotenantError(
-            f"{what}: cannot listen on {host} port {port}: {error.strerror}; stop what uses the port or choose another "
-            "one (0 takes any free one)"
+            f"{what}: cannot listen on {host} port {port}: {error.strerror}; stop the process that uses the "
+            "port, or choose another port (0 takes any free one)"
         ) from error
     return bound

@@ -1,4 +1,4 @@
-"""The metrics page for Prometheus: our own figures per tenant, and those that users of Triton scrape."""
+"""Prometheus metrics page: figures per tenant, and Triton-compatible metrics (`nv_inference_*`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MergeChecks = Mapping[str, Mapping[str, int]]
 
 
 class _Families(Collector):
-    """Makes the metric families anew at each scrape."""
+    """Builds the metric families at each scrape."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class _Families(Collector):
         self._executor = executor
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape."""
+        """No families before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """All metric families."""
         counters = sorted(self._counters.items())
         yield from _own(counters)
         yield _lost(counters, self._lost)
         checks = CounterMetricFamily(
             "cotenant_merge_checks",
-            "Merged answers that were run alone again, by whether both were the same.",
+            "Merged queries run again alone as a check, by whether both answers were the same.",
             labels=["tenant", "result"],
         )
         for tenant, results in sorted(self._merge_checks.items()):
@@ -64,7 +64,7 @@ class _Families(Collector):
                 checks.add_metric([tenant, result], results.get(result, 0))
         yield checks
         queued = GaugeMetricFamily(
-            "cotenant_queue_length", "Queries that wait for their first launch.", labels=["tenant"]
+            "cotenant_queue_length", "Queries waiting for their first launch.", labels=["tenant"]
         )
         for tenant, waiting in sorted(self._waiting().items()):
             queued.add_metric([tenant], waiting)
@@ -73,7 +73,7 @@ class _Families(Collector):
         yield from _of_workers(self._executor.workers())
         short = CounterMetricFamily(
             "cotenant_shortages",
-            "Resources that the system did not give.",
+            "Resources that the operating system refused to give.",
             labels=["resource"],
         )
         for resource in Resource:
@@ -89,7 +89,7 @@ class _Families(Collector):
 
 def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     queries = CounterMetricFamily("cotenant_queries", "Queries by outcome.", labels=["tenant", "outcome"])
-    apart = CounterMetricFamily(
+    excluded = CounterMetricFamily(
         "cotenant_apart_queries",
         "Queries left out of attainment: clients allowed less than the SLO, or withdrew them before it had passed.",
         labels=["tenant", "outcome"],
@@ -97,32 +97,32 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     slo = GaugeMetricFamily("cotenant_slo_seconds", "Latency target.", labels=["tenant"])
     attainment = GaugeMetricFamily(
         "cotenant_slo_attainment_ratio",
-        "Share of the last 1000 queries answered in time, without those apart.",
+        "Share of the last 1000 queries answered within the SLO; excluded queries do not count.",
         labels=["tenant"],
     )
     headroom = GaugeMetricFamily(
         "cotenant_headroom_seconds",
-        "At the last launch: time left to the deadline beyond the predicted latency of that launch.",
+        "At the last launch: time to the deadline minus the predicted latency of that launch.",
         labels=["tenant"],
     )
     latency = HistogramMetricFamily(
         "cotenant_latency_seconds",
-        "From the first byte of a request to its written answer; what never was answered is in the last bucket alone.",
+        "From the first byte of a request to its written answer; unanswered queries count in the last bucket only.",
         labels=["tenant"],
     )
     reruns = CounterMetricFamily(
         "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
     )
     placed = CounterMetricFamily(
-        "cotenant_placed_launches", "Launches that ran in several pieces by a placement.", labels=["tenant"]
+        "cotenant_placed_launches", "Launches that ran as several tasks of a placement.", labels=["tenant"]
     )
     probes = CounterMetricFamily(
         "cotenant_probe_queries",
-        "Queries that ran although their model is believed to take longer than its SLO.",
+        "Queries run although the predicted latency of their model exceeds its SLO.",
         labels=["tenant"],
     )
     factor = GaugeMetricFamily(
-        "cotenant_latency_factor_ratio", "Observed over profiled latency, as it is believed now.", labels=["tenant"]
+        "cotenant_latency_factor_ratio", "Ratio of observed to profiled latency, current estimate.", labels=["tenant"]
     )
     for tenant, counted in counters:
         placed.add_metric([tenant], counted.placed_launches)
@@ -130,7 +130,7 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
         factor.add_metric([tenant], counted.latency_factor)
         for outcome in Outcome:
             queries.add_metric([tenant, outcome.value], counted.outcomes[outcome])
-            apart.add_metric([tenant, outcome.value], counted.apart[outcome])
+            excluded.add_metric([tenant, outcome.value], counted.excluded[outcome])
         reruns.add_metric([tenant], counted.reruns)
         slo.add_metric([tenant], counted.slo_ns / 1e9)
         if (share := counted.attainment) is not None:
@@ -139,11 +139,11 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
             headroom.add_metric([tenant], headroom_ns / 1e9)
         buckets = _summed([*map(str, LATENCY_BUCKETS_S), "+Inf"], counted.latency_buckets)
         latency.add_metric([tenant], buckets, counted.latency_ns / 1e9)
-    return iter([queries, apart, reruns, placed, probes, factor, slo, attainment, headroom, latency])
+    return iter([queries, excluded, reruns, placed, probes, factor, slo, attainment, headroom, latency])
 
 
 def _summed(bounds: Sequence[str], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Buckets of a histogram from the counts between bounds."""
+    """Cumulative histogram buckets from the counts between bounds."""
     return list(zip(bounds, map(float, accumulate(counts)), strict=True))
 
 
@@ -160,21 +160,20 @@ def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:
 
 def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
     made = CounterMetricFamily(
-        "cotenant_policy_faults", "Calls of the policy that failed, or broke its contract.", labels=["policy", "call"]
+        "cotenant_policy_faults", "Policy calls that raised or violated the policy contract.", labels=["policy", "call"]
     )
     for place, count in sorted(figures.faults.items()):
         made.add_metric(list(place), count)
-    fallback = GaugeMetricFamily("cotenant_policy_fallback", "1 while the fallback serves in the policy's place.")
+    fallback = GaugeMetricFamily("cotenant_policy_fallback", "1 while the fallback policy replaces the configured one.")
     fallback.add_metric([], int(figures.falls_back))
     rated = GaugeMetricFamily(
         "cotenant_guaranteed_rates_ratio",
-        "Part of all lanes that guaranteed rates (tenant.rate) take; above 1 they are scaled down to what there is.",
+        "Share of all lanes that guaranteed rates (tenant.rate) need; above 1 the rates are scaled down.",
     )
     rated.add_metric([], figures.rated_part)
     lag = HistogramMetricFamily(
         "cotenant_decision_lag_seconds",
-        "From when an event could be read (a request at the engine, the end of a launch, a timer) until its actions "
-        "are under way.",
+        "From the time when an event was readable (request, end of a launch, timer) until its actions were started.",
     )
     bounds = [*[str(bound / 1e9) for bound in LAG_BUCKETS_NS], "+Inf"]
     lag.add_metric([], _summed(bounds, figures.lags or [0] * len(bounds)), figures.lag_ns / 1e9)
@@ -186,8 +185,8 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
         "cotenant_worker_restarts", "Worker processes lost, by reason.", labels=["tenant", "reason"]
     )
     resident = GaugeMetricFamily("cotenant_worker_resident_bytes", "Memory of the worker.", labels=["tenant"])
-    start = GaugeMetricFamily("cotenant_worker_start_seconds", "Until the last worker was up.", labels=["tenant"])
-    load = GaugeMetricFamily("cotenant_worker_load_seconds", "Until it had its model then.", labels=["tenant"])
+    start = GaugeMetricFamily("cotenant_worker_start_seconds", "Start time of the last worker.", labels=["tenant"])
+    load = GaugeMetricFamily("cotenant_worker_load_seconds", "Model load time of the last worker.", labels=["tenant"])
     cpu = CounterMetricFamily(
         "cotenant_tenant_cpu_seconds", "Processor time of the tenant's worker.", labels=["tenant"]
     )
@@ -228,7 +227,7 @@ def _triton(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
 
 
 class MetricsPage:
-    """Renders the page from counters and from what waits now."""
+    """Renders the metrics page from counters and from the current queue lengths."""
 
     def __init__(
         self,
@@ -244,5 +243,5 @@ class MetricsPage:
         self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, engine))
 
     def render(self) -> bytes:
-        """The page in Prometheus' text format."""
+        """The page in the Prometheus text format."""
         return generate_latest(self._registry)

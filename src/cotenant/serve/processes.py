@@ -1,7 +1,7 @@
-"""The processes of a server: an engine and its front-ends, started, looked after and stopped by one that does no work.
+"""Supervisor of a server's processes: starts, restarts and stops an engine and its front-ends.
 
-The sockets that clients connect to, and the one where front-ends find the engine, belong to the process that looks
-after the others: whichever of these dies is replaced, and no connection is refused meanwhile.
+The supervisor owns the client sockets and the engine's socket. It replaces a process that dies; no connection is
+refused meanwhile.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from cotenant.serve.listening import BACKLOG, listen
 
 ENGINE = "engine"
 FRONTEND_NICE = 7
-"""Of front-ends: behind the lanes that run models (`execute.registry.LANE_NICE`)."""
+"""Nice value of front-ends: below the lanes that run models (`execute.registry.LANE_NICE`)."""
 _MOST_BYTES = 1 << 20
 _SETTLED_S = 30.0
-"""A process that has lived so long counts as one that can live."""
+"""Uptime in seconds after which the restart backoff is reset."""
 _PAUSES_S = (0.0, 0.2, 1.0, 5.0)
-"""Before a process is started again, by how often in a row it has been lost."""
+"""Restart backoff in seconds, by the number of consecutive losses."""
 _MOST_LOSSES = 2
 """Engines lost in a row that leave their workers to the next one. After more of them, workers start anew."""
 _END_S = 1.35
-"""Time beyond the end of a stop that processes have to end: enough for an engine to give up and close its trace, and
-less than `cli.signals.LATE_S`."""
+"""Seconds after the deadline of a stop before processes are killed. Enough for an engine to abort and close its trace,
+and less than `cli.signals.LATE_S`."""
 _log = logging.getLogger("cotenant.server")
 
 
 class StartServing(Struct, frozen=True, tag=True):
-    """To a process, first, with its sockets: what it is to do."""
+    """First message to a process, with its sockets: repository and settings."""
 
     repository: str
     settings: ServerConfig
     path: str
-    """Of the socket where front-ends find the engine."""
+    """Path of the engine's socket for front-ends."""
     records: bool = True
     stale: bool = False
     frontends: int = 1
@@ -58,23 +58,23 @@ class StartServing(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """To a process: end what is under way until this time of the monotonic clock."""
+    """To a process: finish current work by this time of the monotonic clock."""
 
     until_s: float
 
 
 class HangUp(Struct, frozen=True, tag=True):
-    """To the engine: SIGHUP was heard."""
+    """To the engine: SIGHUP was received."""
 
 
 class Up(Struct, frozen=True, tag=True):
-    """From a process: it serves. The engine tells what it serves."""
+    """From a process: it serves. The engine reports what it serves."""
 
     told: dict[str, Any] = {}
 
 
 class Unable(Struct, frozen=True, tag=True):
-    """From a process: it cannot serve, for this reason."""
+    """From a process: it cannot serve, with the reason."""
 
     reason: str
 
@@ -85,33 +85,33 @@ def loads_folder(path: str) -> Path:
 
 
 class ControlChannel:
-    """One end of the channel between a process and the one that looks after it. Messages keep their bounds."""
+    """One end of the channel between a process and its supervisor (SOCK_SEQPACKET: one packet a message)."""
 
     def __init__(self, bound: socket.socket) -> None:
         self._socket = bound
         self._decode = msgspec.json.Decoder(StartServing | Stop | HangUp | Up | Unable).decode
         self.descriptors: list[int] = []
-        """Those that came with the last message."""
+        """File descriptors that came with the last message."""
 
     @classmethod
     def pair(cls) -> tuple[ControlChannel, socket.socket]:
-        """A channel, and the socket of its other end."""
+        """Create a channel and the socket of its other end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
     def fileno(self) -> int:
-        """For selectors."""
+        """File descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a message; a process that has gone is found out elsewhere."""
+        """Send a message. Errors are ignored: `receive` reports a process that has ended."""
         try:
             socket.send_fds(self._socket, [msgspec.json.encode(message)], descriptors)
         except OSError as error:
             _log.debug("a process of the server cannot be told: %s", error)
 
     def receive(self) -> StartServing | Stop | HangUp | Up | Unable | None:
-        """The next message, waited for; None where the other end has gone."""
+        """Wait for the next message; None if the other end is closed."""
         try:
             data, self.descriptors, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 8)
         except OSError:
@@ -119,13 +119,13 @@ class ControlChannel:
         return self._decode(data) if data else None
 
     def close(self) -> None:
-        """Let go of this end."""
+        """Close this end."""
         self._socket.close()
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A process that is looked after."""
+    """A supervised process."""
 
     name: str
     module: str
@@ -136,23 +136,22 @@ class _Kept:
     began_s: float = 0.0
     losses: int = 0
     due_s: float | None = None
-    """When it is to be started again."""
+    """Monotonic time of the next start; None while it runs."""
     sockets: list[socket.socket] = field(default_factory=list)
 
 
 class ServerProcesses:
-    """An engine and `frontends` processes that answer clients for it. All methods but `wake` are for one thread, which
-    has to live as long as they.
+    """Supervisor of an engine and `frontends` front-end processes.
 
-    `ports` are those of "http_port", "grpc_port" and, where there is one, "admin_port". Raises CotenantError when an
-    address cannot be listened on.
+    One thread calls all methods except `wake`, and lives as long as the processes. `ports` has the keys "http_port",
+    "grpc_port" and, if configured, "admin_port". Raises CotenantError when an address cannot be listened on.
     """
 
     def __init__(self, repository: Path, settings: ServerConfig, *, frontends: int, records: bool, stale: bool) -> None:
         section = settings.server
         self.ports: dict[str, int] = {}
         self.told: dict[str, Any] = {}
-        """What the engine serves, since it is up."""
+        """What the engine serves, as it reported; empty before it is up."""
         self._clients: list[socket.socket] = []
         self._folder = tempfile.mkdtemp(prefix="cotenant-")
         self._woken, self._waking = socket.socketpair()
@@ -188,7 +187,7 @@ class ServerProcesses:
             self._all.append(made)
 
     def run(self, on_up: Any) -> None:
-        """Start all processes and look after them until `wake` says stop. `on_up` is called once, when all are up.
+        """Start all processes and supervise them until `wake` stops them. `on_up` is called once, when all are up.
 
         Raises CotenantError when the engine cannot serve, or a process cannot be started at first.
         """
@@ -209,7 +208,7 @@ class ServerProcesses:
             self._end()
 
     def wake(self, stop_s: float | None = None) -> None:
-        """From any thread: stop until this time of the monotonic clock, or, without one, hang up."""
+        """Stop by this time of the monotonic clock; without a time, pass on SIGHUP. Safe on any thread."""
         if stop_s is None:
             self._hangs_up = True
         else:
@@ -220,13 +219,13 @@ class ServerProcesses:
             pass
 
     def kill(self) -> None:
-        """End all processes at once."""
+        """Kill all processes."""
         self._keeper.kill()
         for each in self._all:
             if each.process is not None:
                 each.process.kill()
 
-    # --- looking after --------------------------------------------------------------------------------------------
+    # --- supervision ----------------------------------------------------------------------------------------------
 
     def _begin(self, kept: _Kept) -> None:
         control, theirs = ControlChannel.pair()
@@ -249,7 +248,7 @@ class ServerProcesses:
         self._selector.register(control, selectors.EVENT_READ, kept)
 
     def _turn(self) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for the next message, signal or restart time, and handle it."""
         due_s = min((each.due_s for each in self._all if each.due_s is not None), default=None)
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
@@ -294,7 +293,7 @@ class ServerProcesses:
                 self._pause(kept, self._buried(kept))
 
     def _buried(self, kept: _Kept) -> str:
-        """Let go of a process that has gone; how it ended."""
+        """Close the channel of a process that has ended; returns how it ended."""
         process, control = kept.process, kept.control
         assert process is not None
         assert control is not None
@@ -321,7 +320,7 @@ class ServerProcesses:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Stop the engine, which drains, and then the front-ends, which have its last answers."""
+        """Stop the engine, which drains, and then the front-ends, which write its last answers."""
         self._pass_hangup()
         until_s = self._stop_s or time.monotonic()
         for group in (self._all[:1], self._all[1:]):

@@ -1,4 +1,4 @@
-"""Writes the server's trace: an observer that keeps what happened, and a thread that writes it a little later
+"""Trace recorder of a server: an observer queues events in memory, and a thread writes them to the file
 (docs/decisions/0072-the-recorder-may-stall.md)."""
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from cotenant.trace import EventsMissing, Header, TraceWriter, header
 from cotenant.work import Machine
 
 FLUSH_S = 0.1
-"""How long an event waits for others that are written with it."""
+"""Seconds that the thread gathers events before it writes them together."""
 CLOSE_S = 1.0
-"""Time that `close` leaves for the rest to be written: less than `cli.signals.LATE_S`."""
+"""Seconds that `close` waits for the remaining writes: less than `cli.signals.LATE_S`."""
 MOST_EVENTS = 1 << 16
-"""Events that wait for the file at most: some seconds of a busy server."""
+"""Maximum number of queued events: some seconds of a busy server."""
 MOST_BYTES = 64 << 20
-"""Memory that they take at most, by the estimate of the three figures below."""
+"""Maximum estimated memory of queued events, from the three sizes below."""
 NICE = 10
-"""Nice value of the thread: that of the threads that inflate requests."""
-_EVENT_BYTES, _ACTION_BYTES, _PIECE_BYTES = 400, 300, 200
-_PIECE = 64
-"""Events that are encoded before the file is written and the interpreter given back: some tenths of a millisecond."""
-_KEPT = (TenantAdded, TenantChanged, TenantRemoved, PolicyChanged)
-"""Events that are kept where others are dropped: what follows a gap cannot be read without them."""
-_RESERVED = 1024
-"""Room for them."""
+"""Nice value of the thread, equal to that of the threads that decompress requests."""
+_EVENT_BYTES, _ACTION_BYTES, _TASK_BYTES = 400, 300, 200
+_ENCODED_AT_ONCE = 64
+"""Events encoded between two releases of the interpreter lock: some tenths of a millisecond."""
+_ALWAYS_RECORDED = (TenantAdded, TenantChanged, TenantRemoved, PolicyChanged)
+"""Events recorded even while others are dropped: readers need them to interpret the events after a gap."""
+_RESERVED_EVENTS = 1024
+"""Queue slots reserved for these events."""
 _MOST_TRACES = 64
-"""Servers of one repository that record at the same time; those beyond do not."""
+"""Maximum number of servers that record in one repository at a time; further servers do not record."""
 
 _Entry = tuple[int, Event | EventsMissing, list[Action], int]
-"""The time, the event, its actions and the estimate of their bytes."""
+"""Time in ns, event, its actions, and their estimated size in bytes."""
 _log = logging.getLogger("cotenant.recorder")
 
 
 class Recorder:
-    """Records every event with its actions. The trace of the run before is kept beside it with the ending `.old`.
+    """Recorder of every event with its actions. The previous trace is kept with the suffix `.old`.
 
-    A thread of its own encodes and writes, at a low priority, about FLUSH_S after the event. It may stall: events wait
-    in memory, up to `most_events` and `most_bytes` (an estimate), from which on they are dropped until half of that is
-    free. A record in the trace says how many are missing (`EventsMissing`). Where the file cannot be begun, or not be
-    written any more, there is a warning and recording stops. Serving goes on all the same, and each event that is not
-    recorded is counted (`shortages`). A trace that another server writes is left alone: this one is written to a file
-    beside it with a number, `trace-2.jsonl`, and the log says so.
+    A low-priority thread encodes and writes about FLUSH_S after the event. While it stalls, events queue in memory up
+    to `most_events` and `most_bytes` (an estimate). A full queue drops events until it is half empty; an
+    `EventsMissing` record gives their number. If the file cannot be written, the log has a warning, recording stops
+    and serving continues. Each event that is not recorded is counted (`shortages`). If another server writes the
+    trace, this recorder writes a numbered file, such as `trace-2.jsonl`, and logs its name.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class Recorder:
         self._most_events, self._most_bytes = most_events, most_bytes
         self._waiting: deque[_Entry] = deque()
         self._put_bytes = self._taken_bytes = 0
-        """Of all events so far: what was put in memory, and what the thread has taken."""
+        """Total bytes queued so far, and total bytes that the thread has dequeued."""
         self._is_dropping = False
         self._missing = self._missing_ns = 0
-        """Events of the last gap, while there is no record of it, and the time of the first."""
+        """Number of events in the current gap that has no record yet, and the time of its first event."""
         self._unwritten = 0
-        """Events that the thread has taken and not written."""
+        """Events dequeued and not yet written."""
         self._is_broken = False
         self._dropping = threading.Lock()
         self._has_some, self._closing = threading.Event(), threading.Event()
@@ -100,10 +99,10 @@ class Recorder:
             self._stop(error)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
-        """Keep an event for the thread; never waits for a file. As Observer says."""
+        """Queue an event for the thread, as an observer of the driver. Never blocks on the file."""
         size = _EVENT_BYTES + _ACTION_BYTES * len(actions)
         if type(event) is LaunchEnded and event.task_times:
-            size += _PIECE_BYTES * len(event.task_times)
+            size += _TASK_BYTES * len(event.task_times)
         waiting, bytes_ = self._waiting, self._put_bytes + size
         is_full = len(waiting) >= self._most_events or bytes_ > self._taken_bytes + self._most_bytes
         if (is_full or self._is_dropping) and not self._is_kept(event, time_ns):
@@ -115,24 +114,26 @@ class Recorder:
             self._has_some.set()
 
     def close(self) -> None:
-        """Write the rest, for CLOSE_S at most. Safe to repeat."""
+        """Write the remaining events, within CLOSE_S. Safe to repeat."""
         self._closing.set()
         self._has_some.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
         if left := self._drop():
             self._count(left)
-            text = "%s: the last %d events are not recorded, the file could not be written within %g s"
+            text = "%s: the last %d events are not recorded: the file could not be written within %g s"
             _log.warning(text, self._path, left, CLOSE_S)
 
     def _is_kept(self, event: Event, time_ns: int) -> bool:
-        """Whether there is room for an event after all, with the record of the gap before it."""
+        """Whether a full or dropping queue takes the event. If so, the record of the gap precedes it."""
         if self._is_broken:
             return False
         waiting = len(self._waiting)
         half = waiting <= self._most_events // 2 and self._put_bytes - self._taken_bytes <= self._most_bytes // 2
         self._is_dropping = waiting > 0 and not (self._is_dropping and half)
-        if self._is_dropping and not (type(event) in _KEPT and waiting < self._most_events + _RESERVED):
+        if self._is_dropping and not (
+            type(event) in _ALWAYS_RECORDED and waiting < self._most_events + _RESERVED_EVENTS
+        ):
             self._missing_ns = self._missing_ns if self._missing else time_ns
             self._missing += 1
             return False
@@ -155,7 +156,7 @@ class Recorder:
                 self._has_some.clear()
                 is_last = self._closing.wait(FLUSH_S)
                 while entries := self._take():
-                    self._writer.write([each[:3] for each in entries])  # which gives the interpreter back
+                    self._writer.write([each[:3] for each in entries])  # releases the interpreter lock
             if self._missing:
                 self._writer.write([self._gap()[:3]])
             self._writer.close()
@@ -166,15 +167,15 @@ class Recorder:
             self._lock.close()
 
     def _take(self) -> list[_Entry]:
-        """The first of the events that wait, so many as are encoded in a moment."""
+        """Dequeue at most _ENCODED_AT_ONCE events."""
         waiting = self._waiting
-        taken = [waiting.popleft() for _ in range(min(len(waiting), _PIECE))]
+        taken = [waiting.popleft() for _ in range(min(len(waiting), _ENCODED_AT_ONCE))]
         self._taken_bytes += sum([size for *_, size in taken])
         self._unwritten = _events_in(taken)
         return taken
 
     def _drop(self) -> int:
-        """Keep nothing any more. Gives the number of events that are not written, and not counted yet."""
+        """Stop queueing. Returns the number of events that are neither written nor counted."""
         with self._dropping:
             left = 0 if self._is_broken else self._unwritten + _events_in(tuple(self._waiting))
             self._is_broken = self._is_dropping = True
@@ -184,7 +185,7 @@ class Recorder:
     def _stop(self, error: Exception) -> None:
         self._is_broken = self._is_dropping = True
         reason = error.strerror if isinstance(error, OSError) else error
-        text = "%s: recording stops, the file cannot be written (%s); mend that and start the server again"
+        text = "%s: recording stops: the file cannot be written (%s); correct that and restart the server"
         _log.warning(text, self._path, reason)
         if self._lock is not None:
             self._lock.close()
@@ -195,15 +196,13 @@ class Recorder:
 
 
 def _events_in(entries: Iterable[_Entry]) -> int:
-    """Number of them without those that tell of gaps."""
+    """Number of entries without the records of gaps."""
     return sum([type(event) is not EventsMissing for _, event, *_ in entries])
 
 
 def _own(path: Path) -> tuple[Path, BinaryIO]:
-    """The first of the path and its numbered siblings that no other server writes, and the lock on it.
-
-    The lock goes with the process, however it ends. Raises OSError.
-    """
+    """Lock the first of the path and its numbered siblings that no other server writes. The kernel releases the lock
+    when the process ends. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, _MOST_TRACES + 1):
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
@@ -214,17 +213,17 @@ def _own(path: Path) -> tuple[Path, BinaryIO]:
             lock.close()
             continue
         except OSError as error:  # a file system without locks
-            _log.warning("%s cannot be locked (%s): start no second server of this repository", own, error.strerror)
+            _log.warning("%s cannot be locked (%s): do not start a second server here", own, error.strerror)
         if own != path:
-            text = "another server writes %s: this one records in %s, name it to 'cotenant explain'"
+            text = "another server writes %s: this one records in %s; pass that path to 'cotenant explain'"
             _log.warning(text, path, own)
         return own, lock
-    raise OSError(errno.EBUSY, f"{_MOST_TRACES} other servers write traces there")
+    raise OSError(errno.EBUSY, f"{_MOST_TRACES} other servers already write traces there")
 
 
 def _begun(path: Path, head: Header, limit_bytes: int | None) -> TraceWriter:
-    """A writer of a new trace. The one before is put aside once the new one has been begun, if it has any records: runs
-    that record nothing do not push out one that did. Raises OSError."""
+    """Open a writer of a new trace. Raises OSError. A previous trace is renamed to `.old` only if it has records: an
+    empty run never replaces a useful `.old`."""
     new = path.with_name(path.name + ".new")
     file = new.open("wb")
     try:
@@ -241,7 +240,7 @@ def _begun(path: Path, head: Header, limit_bytes: int | None) -> TraceWriter:
 
 
 def _has_records(path: Path) -> bool:
-    """Whether there is a trace with more than its header."""
+    """Whether the file exists and has more than a header."""
     try:
         with path.open("rb") as file:
             file.readline()

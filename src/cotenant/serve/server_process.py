@@ -1,4 +1,4 @@
-"""A server as a process of its own: start `cotenant serve` or the like, hear that it is ready, stop it."""
+"""A server as a child process: start `cotenant serve`, wait until it is ready, stop it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LEASH = (
     "cores and os.sched_setaffinity(0, map(int, cores.split(',')))\n"
     "os.execv(command[0], command)\n"
 )
-"""Runs before the server, in its process: the kernel ends it with whoever started it, however that ended."""
+"""Program that runs before the server in its process: the kernel ends the server with the thread that started it."""
 
 
 class StartError(CotenantError):
-    """A server did not come so far as to be ready: says the last that it logged."""
+    """A server ended before it was ready. The message has the last line of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that is ready, and what it said then: where it listens, and the states of its models."""
+    """A ready server: its process, its addresses and the states of its models."""
 
     process: subprocess.Popen[bytes]
     host: str
@@ -47,12 +47,12 @@ class RunningServer:
 
     @property
     def http_url(self) -> str:
-        """As clients name it."""
+        """URL of the HTTP front-end."""
         return f"http://{self.host}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        """As clients name it."""
+        """Address of the gRPC front-end: HOST:PORT."""
         return f"{self.host}:{self.grpc_port}"
 
 
@@ -62,10 +62,10 @@ def spawn(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    """Start a command of cotenant that serves ("serve", the repository, options) on free ports; see `await_ready`.
+    """Start a serving command of cotenant ("serve", repository, options) on free ports; `await_ready` follows.
 
-    What it logs is added to a file. It is kept on `cores` when given; `environment` is added to that of this process.
-    It ends with the thread that calls this. Raises OSError.
+    Its log is appended to `log`. It is pinned to `cores` if given; `environment` extends that of this process. It ends
+    with the calling thread. Raises OSError.
     """
     command = [sys.executable, "-m", "cotenant", *words, "--json", "--http-port", "0", "--grpc-port", "0"]
     leash = [sys.executable, "-I", "-c", _LEASH, str(os.getpid()), ",".join(map(str, cores))]
@@ -82,9 +82,9 @@ def spawn(
 
 
 def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = START_LIMIT_S) -> RunningServer:
-    """The server of a process once it is ready.
+    """Wait until the server of a process is ready.
 
-    Raises StartError when it ends instead, or is not ready after `limit_s` seconds. It is killed then.
+    Raises StartError and kills the process if it ends first or is not ready after `limit_s` seconds.
     """
     timer = threading.Timer(limit_s, process.kill)
     timer.start()
@@ -93,7 +93,7 @@ def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = ST
             line = stdout.readline().strip()
         if not line:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise StartError(f"the server did not start: {lines[-1] if lines else 'it wrote no log'}")
+            raise StartError(f"the server did not start: {lines[-1] if lines else f'{log} is empty'}")
     except BaseException:
         process.kill()
         process.wait()
@@ -108,7 +108,7 @@ def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = ST
 
 
 def stop_process(process: subprocess.Popen[Any], patience_s: float) -> int:
-    """Ask a process to stop, and make it stop when it has not done so in time; its exit status."""
+    """Send SIGTERM, then SIGKILL after `patience_s` seconds. Returns the exit status."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(patience_s)
@@ -125,7 +125,7 @@ def running(
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_LIMIT_S,
 ) -> Iterator[RunningServer]:
-    """`spawn` a server, wait until it is ready, and stop it when the block ends, which it has `stop_s` seconds for.
+    """Context of a running server: `spawn`, wait until it is ready, and stop it within `stop_s` seconds at the end.
 
     Its exit status is then at `process.returncode`. Raises StartError as `await_ready` does.
     """

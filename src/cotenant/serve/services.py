@@ -1,4 +1,4 @@
-"""Services: what a package adds to a server, called by the server at fixed moments."""
+"""Services: hooks by which a technique package extends a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The server, as services and what runs plans use it."""
+    """The server as services and plan runners use it."""
 
     root: Path
     settings: ServerConfig
@@ -41,119 +41,119 @@ class Host(Protocol):
     beliefs: OnlineModel
     names: NameTable
     following: PlanView | None
-    """The plan that runs, for status pages and metrics."""
+    """The running plan, for status pages and metrics; None without a plan."""
 
     @property
     def driver(self) -> Driver:
-        """The driver of the engine; raises ServeError before the server starts."""
+        """Driver of the engine. Raises ServeError before the server starts."""
 
     def served_models(self) -> list[ServedModel]:
-        """The versions of all models that are served, each once."""
+        """Served versions of all models, each once."""
 
     def settle(self) -> None:
-        """Have all services follow what is served now."""
+        """Let all services adapt to the models and lanes served now."""
 
     def change_policy(self, policy: Policy) -> None:
-        """Let another policy decide, with its lanes. Raises ConfigError or ModelError, and nothing changes then."""
+        """Replace the policy and its lanes. Raises ConfigError or ModelError; then nothing has changed."""
 
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
-        """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
+        """Set the stage budgets of applications from a plan: nanoseconds by application and stage."""
 
 
 class Service:
-    """Base of services: each hook does nothing unless a subclass overrides it. One object serves one server.
+    """Base class of services: each hook does nothing by default. One object serves one server.
 
-    `cuts`, `changing`, `followed` and `settled` are called under the server's lock of loading, by any thread. A package
-    joins by an entry point of the group `registry.SERVICES` that names a subclass.
+    `cuts`, `changing`, `followed` and `settled` run under the server's load lock, on any thread. A package registers a
+    subclass by an entry point of the group `registry.SERVICES`.
     """
 
     def __init__(self, server: Host) -> None:
         self.server = server
 
     def start(self) -> None:
-        """The driver runs, and no model is loaded yet."""
+        """Called when the driver runs and no model is loaded yet."""
 
     def cuts(self, opened: VersionFacts, policy: Policy, cuts: tuple[int, ...]) -> tuple[int, ...]:
-        """The units at which a model may be left, from those of its profile: a model is about to be served."""
+        """Return the cuts (unit indices) of a model that is about to be served; `cuts` are those of its profile."""
         return cuts
 
     def added(self, served: ServedModel) -> None:
-        """A model is served from now on. Called between two events, before its tenant is in the engine."""
+        """Called when a model goes into service: between two events, before the engine has its tenant."""
 
     def changing(self, policy: Policy) -> None:
-        """Another policy will decide, with other lanes."""
+        """Called before another policy with other lanes is set."""
 
     def followed(self, policy: Policy) -> Policy:
-        """The policy with what this service has for the models that are served now; models or lanes have changed."""
+        """Return the policy with this service's data for the models served now. Called when models or lanes changed."""
         return policy
 
     def settled(self) -> None:
-        """Models, lanes and the policy are as they stay until the next change."""
+        """Called when models, lanes and policy are final until the next change."""
 
     def ready(self) -> None:
-        """Everything that can be served at the start is served."""
+        """Called when all models that load at the start are served."""
 
     def close(self, until_s: float) -> None:
-        """The server stops. Ends what runs in the background, by `until_s` of the monotonic clock."""
+        """Called when the server stops: end background work by `until_s` of the monotonic clock."""
 
 
 class PlanView(Protocol):
-    """A plan that runs, for status pages and metrics. Thread-safe."""
+    """Running plan, for status pages and metrics. Thread-safe."""
 
     def status(self) -> Mapping[str, Any]:
-        """Plan, rates and attainment as plain values."""
+        """Plan, rates and attainment as JSON values."""
 
     def metrics(self) -> Iterator[Metric]:
-        """Families of the metrics page."""
+        """Metric families for the metrics page."""
 
 
 class OpenedPlan(Protocol):
-    """The part of a plan file that this machine runs."""
+    """Part of a plan file that this machine runs."""
 
     @property
     def lanes(self) -> PlanLanes:
-        """Lanes with their rounds."""
+        """Lanes with their duty-cycle rounds."""
 
     @property
     def shares_ns(self) -> Mapping[str, Mapping[str, int]]:
-        """How the SLO of each application is divided: nanoseconds by stage."""
+        """Stage budgets in nanoseconds, by application and stage."""
 
 
 class PlanRun(Protocol):
-    """Runs an opened plan in a server, and changes over to others. An observer of the server's driver."""
+    """Runner of a plan in a server; changes over to new plans. An observer of the server's driver."""
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """An event was handled."""
+        """Observe an event."""
 
     def start(self) -> None:
-        """Begin, once the server has started."""
+        """Start, after the server has started."""
 
     def reload(self) -> None:
-        """Read the plan's file again, soon. May be called from the handler of a signal."""
+        """Schedule a reload of the plan file. Safe in a signal handler."""
 
     def stop(self, patience_s: float) -> None:
-        """Change nothing any more; a planner at work is waited for `patience_s` at most."""
+        """Stop changing plans; wait at most `patience_s` seconds for a running planner."""
 
 
 class PlanFiles(Protocol):
-    """Plan files as a package serves them. A package joins by `registry.PLAN_FILES`."""
+    """Reader and runner of plan files. A package registers one by `registry.PLAN_FILES`."""
 
     def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> OpenedPlan:
-        """Read the file of `[plan]` and lay its device out on these cores. Raises PlanError, or StaleProfileError
-        unless `stale`."""
+        """Read the file of `[plan]` and lay out its device on `cores`. Raises PlanError for an invalid plan,
+        StaleProfileError unless `stale`."""
 
     def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanRun:
-        """What runs an opened plan in a server that has its lanes."""
+        """Create the runner of an opened plan in a server with the plan's lanes."""
 
 
 def plan_files() -> PlanFiles:
-    """What the installed packages have. Raises ConfigError when none serves plans."""
+    """The registered plan files. Raises ConfigError when no installed package serves plans."""
     found: PlanFiles | None = next(iter(registry.load_all(registry.PLAN_FILES).values()), None)
     if found is None:
-        raise ConfigError("[plan]: no installed package serves plan files")
+        raise ConfigError("[plan]: no installed package serves plan files; install one, or remove the section")
     return found
 
 
 def services_of(server: Host) -> Sequence[Service]:
-    """One object of every registered service."""
+    """One instance of every registered service."""
     return [kind(server) for kind in registry.load_all(registry.SERVICES).values()]

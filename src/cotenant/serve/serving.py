@@ -1,4 +1,4 @@
-"""A server with what runs beside it: its loop, its trace, the plan that it follows, and the wish for awake cores."""
+"""A server with its event loop, trace recorder, plan runner and CPU latency request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cotenant.serve.services import OpenedPlan, plan_files
 
 _TRACE_LIMIT_BYTES = 1 << 30
 _REPLANNER_S = 1.0
-"""How long a stop waits for a planner at work."""
+"""Seconds that a stop waits for a running planner."""
 _log = logging.getLogger("cotenant.server")
 
 
 class Serving:
-    """One repository in service, from `start` to `stop` and `close`. Front-ends are attached by the caller.
+    """A repository in service, from `start` to `stop` and `close`. The caller attaches front-ends.
 
     Raises ConfigError, PlanError or CotenantError when the repository, its settings or its plan cannot be served.
     """
@@ -34,7 +34,7 @@ class Serving:
         from cotenant.measure.group_models import resolved
         from cotenant.serve.server import Server
 
-        model_names(repository)  # says what is wrong with the path before anything is written there
+        model_names(repository)  # raises for a bad path before any file is written there
         laid = _laid_out(settings, repository, stale=stale)
         lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
         settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, lanes))
@@ -57,43 +57,41 @@ class Serving:
         server.start(*[each for each in beside if each is not None])
 
     def follow_plan(self) -> None:
-        """Change over to other plans from now on, if a plan is served."""
+        """Start changing over to new plans, if a plan is served."""
         if self._replanner is not None:
             self._replanner.start()
 
     def told(self) -> dict[str, Any]:
-        """What is served, as the line that says that the server is ready has it."""
-        told: dict[str, Any] = {"policy": policy_text(self.server.policy)}
+        """Policy, plan and model states for the line that reports the server as ready."""
+        found: dict[str, Any] = {"policy": policy_text(self.server.policy)}
         if self._is_planned:
-            told["plan"] = {"file": self.settings.plan.file, "device": self.settings.plan.device}
+            found["plan"] = {"file": self.settings.plan.file, "device": self.settings.plan.device}
         states: dict[str, str] = {}
         for entry in self.server.index(ready_only=False):  # a model is ready where one of its versions is
             states[entry.name] = entry.state if states.get(entry.name) != "READY" else "READY"
-        told["models"] = states
-        return told
+        found["models"] = states
+        return found
 
     def hang_up(self) -> None:
-        """SIGHUP was heard: read the plan's file again."""
+        """Handle SIGHUP: reload the plan file."""
         if self._replanner is not None:
             self._replanner.reload()
             return
-        _log.info(
-            "SIGHUP: there is nothing to read again, as no plan is served; models are loaded anew through the API"
-        )
+        _log.info("SIGHUP ignored: no plan is served, so there is no file to reload; reload models through the API")
 
     def stop(self, until_s: float) -> bool:
-        """Drain the server until `until_s` of the monotonic clock. Says whether all launches have ended."""
+        """Drain the server until `until_s` of the monotonic clock. Returns whether all launches have ended."""
         if self._replanner is not None:
             self._replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
         return self.server.stop(until_s)
 
     def close_trace(self) -> None:
-        """Write the rest of the trace."""
+        """Write the remaining events of the trace."""
         if self._recorder is not None:
             self._recorder.close()
 
     def close(self) -> None:
-        """End the loop, once nothing needs it, and what else runs."""
+        """End the loop, the recorder and the CPU latency request. Call when no component needs the loop."""
         self.loop.stop()
         self.close_trace()
         if self._cpu_latency_qos:
@@ -101,7 +99,7 @@ class Serving:
 
 
 def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> OpenedPlan | None:
-    """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
+    """The part of the plan for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
     if settings.plan.file is None:
         return None
     cores = cores_alone(settings.device, "plans are served")

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol: messages, codecs and a small client, below whoever speaks it."""
+"""The Open Inference Protocol: messages, codecs and a small client."""

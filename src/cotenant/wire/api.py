@@ -1,6 +1,6 @@
-"""What the front-ends (HTTP, gRPC) and the server behind them say to each other.
+"""Interface between front-ends (HTTP, gRPC) and the server: requests, results, errors, protocols.
 
-Front-ends translate between the wire and these types and hold no scheduling state.
+Front-ends convert between the wire and these types, and have no scheduling state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class Status(Enum):
-    """Kinds of refusal, as (HTTP status, gRPC status name)."""
+    """Kinds of errors, as (HTTP status, gRPC status name)."""
 
     INVALID_ARGUMENT = (400, "INVALID_ARGUMENT")
     FORBIDDEN = (403, "PERMISSION_DENIED")
@@ -32,16 +32,16 @@ class Status(Enum):
     INTERNAL = (500, "INTERNAL")
     UNIMPLEMENTED = (501, "UNIMPLEMENTED")
     TOO_MANY = (429, "RESOURCE_EXHAUSTED")
-    """More queries a second than the tenant's `max_rate`; whatever else is refused for load is UNAVAILABLE."""
+    """Query rate above the tenant's `max_rate`. Every other refusal for load is UNAVAILABLE."""
     UNAVAILABLE = (503, "UNAVAILABLE")
     CANCELLED = (499, "CANCELLED")
 
 
 class ServeError(CotenantError):
-    """A request cannot be served; carries the status for the wire, a sentence for the user, and how the query ended.
+    """Error of a request: status for the wire, message for the user, and ending of the query.
 
-    Where `ending` is not given the status says it: UNAVAILABLE and NOT_FOUND are servers that take no such query.
-    `cause` is that of a lost query, for one that is refused before it is a query (see QueryRefused).
+    The default of `ending` follows from the status. UNAVAILABLE and NOT_FOUND then mean that the server takes no such
+    query (`Cause.UNSERVED`). `cause`: cause of the loss, for a request refused before it is a query (QueryRefused).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServeError(CotenantError):
 
     @property
     def is_for_load(self) -> bool:
-        """Whether the server would have taken the query with less to do: its client may try again later."""
+        """Whether the query was refused because of load, so that the client may retry it later."""
         return self.status in (Status.UNAVAILABLE, Status.TOO_MANY) and self.ending.cause is None
 
 
@@ -70,10 +70,8 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension.
-
-    Where not even the rank is known, `is_ranked` is False, and the shape is [-1] for those who have to be told one.
-    """
+    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension. If
+    the rank is unknown, `is_ranked` is False, and the shape is [-1] for clients that need one."""
 
     name: str
     datatype: str
@@ -83,7 +81,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What clients may know of one model version."""
+    """Metadata of a model version for clients."""
 
     name: str
     versions: tuple[str, ...]
@@ -91,14 +89,14 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-    """0 when queries are never merged (then shapes hold every dimension), else the largest batch."""
+    """Largest batch; 0 if queries are never merged, and then shapes have every dimension."""
 
 
 class InferRequest(Struct, frozen=True, gc=False):
-    """One inference as a client asked for it, already decoded: arrays have the datatype and shape that was declared.
+    """Decoded inference request: arrays have the declared datatypes and shapes.
 
-    BYTES tensors are object arrays of `bytes`. `priority` 0 means unset; `timeout_ns` None means none. `arrival_ns` is
-    the monotonic time when its first byte could be read; 0 stands for the time when it is submitted.
+    BYTES tensors are object arrays of `bytes`. `priority`: 0 if unset. `timeout_ns`: None for no time-out.
+    `arrival_ns`: monotonic time when its first byte was readable; 0 for the time of its submission.
     """
 
     model: str
@@ -106,27 +104,27 @@ class InferRequest(Struct, frozen=True, gc=False):
     version: str = ""
     id: str = ""
     outputs: tuple[str, ...] = ()
-    """Names asked for; empty means all."""
+    """Names of requested outputs; empty means all."""
     priority: int = 0
     timeout_ns: int | None = None
     arrival_ns: int = 0
 
 
 class InferResult(Struct, frozen=True, gc=False):
-    """How a request ended. `outputs` are there for ANSWERED and LATE alone; `reason` says why for all else."""
+    """Result of a request. `outputs`: for ANSWERED and LATE only; `reason`: for all other outcomes."""
 
     outcome: Outcome
     query: int
-    """The number of the query, as `cotenant explain` takes it."""
+    """Query number, as in `cotenant explain`."""
     model_version: str = ""
     outputs: Mapping[str, Array] = msgspec.field(default_factory=dict)
     reason: str = ""
     status: Status | None = None
     """Set for all but ANSWERED and LATE."""
     ended_ns: int = 0
-    """When it ended, by the server's clock; 0 where nobody looks at it."""
+    """End of the query by the server's clock in ns; 0 if not recorded."""
     refusal: ServeError | None = None
-    """What `submit` would have raised, where the request was refused after it had returned: it is no query."""
+    """Error of a request that was refused after `submit` returned, and never became a query."""
 
 
 _STATUS_OF = {
@@ -140,14 +138,14 @@ _STATUS_OF = {
 def unanswered(
     outcome: Outcome, query: int, version: str, reason: str, cause: LossCause | UnsetType = UNSET
 ) -> InferResult:
-    """The result of a query that ended without outputs."""
+    """Build the result of a query that ended without outputs."""
     status = Status.TOO_MANY if cause is LossCause.RATE_LIMIT else _STATUS_OF[outcome]
     return InferResult(outcome, query, version, reason=reason, status=status)
 
 
 def not_answered(result: InferResult, *, ready: bool) -> ServeError:
-    """The error that tells a client of a query without an answer; a server that is not `ready` says UNSERVED."""
-    if (refused := result.refusal) is not None:  # another one is raised: a traceback would hold frames with the result
+    """Build the error of a query without an answer; UNSERVED if it was rejected and the server is not ready."""
+    if (refused := result.refusal) is not None:  # a new error, as a traceback would keep the result alive
         return ServeError(refused.status, refused.message, refused.ending, refused.cause)
     ending = _UNSERVED if result.outcome is Outcome.REJECTED and not ready else Ending(result.outcome)
     reason = result.reason or f"the query was {result.outcome}"
@@ -164,7 +162,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """Counters of one model version in the terms of the protocol's statistics extension."""
+    """Counters of a model version in the form of the protocol's statistics extension."""
 
     name: str
     version: str
@@ -190,56 +188,57 @@ class IndexEntry:
 
 
 class Describe(Protocol):
-    """What is served, as front-ends tell it. Every method of these protocols is thread-safe, and raises ServeError."""
+    """Description of served models. All methods of these protocols are thread-safe and may raise ServeError."""
 
     def ready(self) -> bool:
-        """Whether queries are accepted: started, not draining."""
+        """Whether queries are accepted: the server has started and does not drain."""
 
     def model_ready(self, model: str, version: str) -> bool:
-        """Whether this model (version "" means the default one) accepts queries. NOT_FOUND for an unknown name."""
+        """Whether a model accepts queries; version "" is the default one. NOT_FOUND for an unknown name."""
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        """Describe one model; NOT_FOUND for an unknown one."""
+        """Metadata of a model; NOT_FOUND for an unknown one."""
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        """The model's configuration in the keys of the model configuration extension (`name`, `platform`, `backend`,
+        """Configuration of a model in the form of the model configuration extension (`name`, `platform`, `backend`,
         `max_batch_size`, `input`, `output`, `dynamic_batching`...)."""
 
 
 class Infer(Describe, Protocol):
-    """What answers queries of the models that it describes."""
+    """Backend for queries of the described models."""
 
     def refusal(self, model: str, version: str) -> ServeError | None:
-        """Why no query of this model is taken now, as far as that is known without one; None where it may be. For a
-        request whose body is not read yet: quick, and changes nothing. What it gives may be out of date.
-        """
+        """Why every query of a model is refused now; None if a query may be accepted. For requests with an unread body:
+        quick, without side effects. The result may be out of date."""
 
     def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
-        """A request is answered with an error and never gets a query: by what `refusal` said, or for want of room at
-        the front-end. To be told once of each such request, whose first byte could be read at `arrival_ns`.
+        """Count a request that a front-end refused before it became a query: by `refusal`, or for lack of memory.
+
+        Called once per refused request. `arrival_ns`: when its first byte was readable.
         """
 
     def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
-        """Take a query and return its number. `done` is called exactly once, from any thread, possibly before this
-        method returns, and must be quick. Raises ServeError, without calling `done`, when the request itself is wrong
-        (unknown model, missing or unknown input, wrong datatype or shape).
+        """Submit a query and return its number.
+
+        `done` is called exactly once, on any thread, possibly before this method returns, and must be quick. Raises
+        ServeError, without a call of `done`, for an invalid request (unknown model or input, wrong datatype or shape).
         """
 
     def cancel(self, query: int) -> None:
-        """Withdraw a query; one that has ended already is left alone."""
+        """Withdraw a query; an ended query is ignored."""
 
 
 class Control(Describe, Protocol):
-    """What has a repository, counts, and may run a plan."""
+    """Control of a server with a model repository: loads, statistics, metrics, plan."""
 
     def live(self) -> bool:
-        """Whether the process can answer at all."""
+        """Whether the process can answer."""
 
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
-        """Counters of one model, or of all when `model` is empty."""
+        """Counters of one model, or of all if `model` is empty."""
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """The models of the repository, those that failed to load included."""
+        """Models of the repository, including those that failed to load."""
 
     def load(self, model: str) -> None:
         """Load or reload a model from the repository."""
@@ -248,18 +247,19 @@ class Control(Describe, Protocol):
         """Stop serving a model; its queued queries fail with a reason."""
 
     def metrics(self) -> bytes:
-        """The metrics page in Prometheus' text format."""
+        """Metrics page in the Prometheus text format."""
 
     def plan(self) -> Mapping[str, Any]:
-        """The plan that runs, and the rates that come: plain values. NOT_FOUND where no plan is served."""
+        """Running plan and observed rates as plain values. NOT_FOUND without a plan."""
 
 
 class Backend(Infer, Control, Protocol):
-    """The server as its front-ends see it."""
+    """The server as its front-ends use it."""
 
     def replied(self, result: InferResult) -> None:
-        """An answer is handed to the connection now, or never will be. To be told once of each answered query of a
-        request with an `arrival_ns`; queries that are not answered, or were withdrawn, need not be told of.
+        """Record that an answer was passed to its connection, or is never written.
+
+        Called once per answered query of a request with an `arrival_ns`. Optional for unanswered or withdrawn queries.
         """
 
 

@@ -1,4 +1,4 @@
-"""One inference over HTTP, with arrays in and out: a small blocking client on the standard library."""
+"""Minimal blocking HTTP client for inferences with arrays, on the standard library."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Reply:
 
 
 def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> dict[str, Array]:
-    """Send one query to the server at `url` (like `http://127.0.0.1:8000`) and return its outputs by name.
+    """Run one inference on the server at `url` (such as `http://127.0.0.1:8000`); returns its outputs by name.
 
-    Raises ClientError with the server's own sentence when it does not answer with outputs.
+    Raises ClientError with the server's message if the response has no outputs.
     """
     return infer(url, model, inputs, timeout_s=timeout_s).outputs
 

@@ -1,7 +1,7 @@
-"""What the HTTP and gRPC codecs share: limits, datatypes, raw tensors, parameters, the check against metadata.
+"""Common parts of the HTTP and gRPC codecs: limits, datatypes, raw tensors, parameters, validation by metadata.
 
-Everything here is a pure function; bad input raises ServeError with a sentence that names the field. Tensors are
-little-endian and row-major on the wire; arrays made from raw bytes are read-only views of them where alignment allows.
+All functions are pure; invalid input raises ServeError with a message that names the field. Tensors are little-endian
+and row-major on the wire. Decoded arrays are read-only views of the raw bytes if the alignment permits.
 """
 
 from __future__ import annotations
@@ -34,65 +34,64 @@ _MAX_TIMEOUT_US = 365 * 24 * 3600 * 1_000_000
 _MAX_CLASSES = (1 << 31) - 1
 _SHOWN_CHARS = 80
 _COPY_BELOW_BYTES = 16 << 10
-"""Smaller tensors are copied: that is cheaper than a write of their own."""
+"""Size in bytes below which tensors are copied: a copy is cheaper than a separate write."""
 
 
 FREE_INFLATED_BYTES = 4 << 20
-"""Up to this size a body may become any number of times larger than it came."""
+"""Decompressed size in bytes up to which the limit of the compression ratio does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one client may ask of a front-end. What is beyond is refused with a sentence that names the limit."""
+    """Limits of a front-end for one client. A request above a limit is refused with a message that names the limit."""
 
     max_body_bytes: int = 64 << 20
-    """Largest request, in bytes on the wire and after decompression; also the largest gRPC message received."""
+    """Largest request in bytes, on the wire and after decompression; also the largest received gRPC message."""
     max_inflation: int = 200
-    """How many times larger than on the wire a compressed body may become, once it is larger than FREE_INFLATED_BYTES:
-    to inflate zeros costs a client nothing."""
+    """Maximum compression ratio of a body larger than FREE_INFLATED_BYTES: compressed zeros cost a client nothing."""
     max_pending_bytes: int = 1 << 30
-    """Bodies that are being read, wait, or belong to live queries, of all models together; each model may have as much
-    as is free. Never less than four of the largest bodies."""
+    """Budget in bytes for bodies that are being read, wait, or belong to live queries, shared by all models. At least
+    four of the largest bodies."""
     max_json_bytes: int = 16 << 20
     """Largest JSON part of a request: parsed JSON takes many times its size in memory."""
     max_header_bytes: int = 32 << 10
-    """Request line and headers of HTTP together; metadata of gRPC."""
+    """Bytes of HTTP request line and headers together, or of gRPC metadata."""
     max_connections: int = 4096
-    """At a time."""
+    """Maximum open connections."""
     max_connections_per_address: int = 1024
-    """The same from one address; a gateway has one for all that it brings."""
+    """Maximum open connections from one address; all clients of a gateway share its address."""
     max_head_s: float = 10.0
-    """Time that the head of an HTTP request, or the first frame of a connection of gRPC, may take to come."""
+    """Time limit in seconds for the head of an HTTP request, or for the first frame of a gRPC connection."""
     max_body_s: float = 20.0
-    """The same of a body, or of a message of gRPC; a second more for each KiB that has come."""
+    """Time limit in seconds for a body or a gRPC message, plus one second per received KiB."""
     max_unread_s: float = 60.0
-    """Time for which a client may read nothing of an answer."""
+    """Seconds for which a client may read nothing of an answer."""
     max_malformed: int = 100
-    """Malformed requests of one address in 10 s that are answered at once, and of one connection that stays open."""
+    """Malformed requests per address in 10 s that are answered without delay, and per connection before its close."""
     max_inputs: int = 256
     max_outputs: int = 256
     max_dims: int = 32
     max_elements: int = 1 << 26
-    """Elements of one tensor, a dimension of 0 counted as 1."""
+    """Maximum elements of one tensor; a dimension of 0 counts as 1."""
     max_concurrent_rpcs: int = 512
-    """gRPC calls of inferences in progress at once. Further ones get UNAVAILABLE."""
+    """Maximum concurrent gRPC inference calls. Further ones get UNAVAILABLE."""
     max_stream_in_flight: int = 256
-    """Requests of one gRPC stream whose answers are not written yet; reading pauses there."""
+    """Unanswered requests of a gRPC stream at which reading pauses."""
     max_stream_bytes: int = 64 << 20
-    """Tensors of such requests, and of their answers as they are or are believed to become; reading pauses there."""
+    """Bytes of unanswered requests and of their (estimated) answers at which reading a gRPC stream pauses."""
 
     @property
     def pending_bytes(self) -> int:
-        """The budget of all bodies."""
+        """Memory budget of all bodies in bytes."""
         return max(self.max_pending_bytes, 4 * self.max_body_bytes)
 
     def inflated_bytes(self, compressed: int) -> int:
-        """What a body of so many compressed bytes may become."""
+        """Maximum decompressed size of a body of `compressed` bytes."""
         return min(self.max_body_bytes, max(FREE_INFLATED_BYTES, self.max_inflation * compressed))
 
 
 class RequestedOutput(Struct, frozen=True, gc=False):
-    """How one output is to be sent: raw bytes or JSON, and `classes` best entries instead of the values (0: values)."""
+    """Requested form of an output: raw bytes or JSON. `classes`: number of best entries to send, 0 for the values."""
 
     name: str
     binary: bool = False
@@ -100,22 +99,22 @@ class RequestedOutput(Struct, frozen=True, gc=False):
 
 
 class WireRequest(Struct, frozen=True, gc=False):
-    """A decoded request together with how its answer is to be written."""
+    """Decoded request with the requested form of its answer."""
 
     request: InferRequest
     requested: tuple[RequestedOutput, ...] = ()
-    """One for every output asked for, in order; empty means all outputs."""
+    """Requested outputs in order; empty means all outputs."""
     binary_default: bool = False
-    """Whether outputs are sent as raw bytes when `requested` is empty (HTTP)."""
+    """Whether outputs are sent as raw bytes if `requested` is empty (HTTP)."""
 
     @property
     def wants_classes(self) -> bool:
-        """Whether any output is to be sent as classes."""
+        """Whether any output is requested as classes."""
         return bool(self.requested) and any(output.classes for output in self.requested)
 
 
 def less_spent(wire: WireRequest, spent_us: str) -> WireRequest:
-    """Take off the time-out of a query what has passed of it elsewhere; other than digits is no time."""
+    """Subtract the microseconds that a gateway has already spent from a query's time-out; non-digits are ignored."""
     timeout_ns = wire.request.timeout_ns
     if timeout_ns is None or not spent_us.isdecimal():
         return wire
@@ -124,18 +123,18 @@ def less_spent(wire: WireRequest, spent_us: str) -> WireRequest:
 
 
 def bad(message: str) -> ServeError:
-    """Make the error for a request that is wrong in itself."""
+    """Create the error of an invalid request."""
     return ServeError(Status.INVALID_ARGUMENT, message)
 
 
 def shown(value: object) -> str:
-    """Quote a value that came from a client, cut to a length that fits a message."""
+    """Quote a client's value, truncated to a length that fits a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def check_shape(name: str, datatype: str, shape: Sequence[int], limits: Limits) -> int:
-    """Check datatype and shape of an input as declared by the client; return the number of elements.
+    """Check the client's datatype and shape of an input; returns the number of elements.
 
     Raises ServeError (INVALID_ARGUMENT) for an unknown datatype, a negative dimension, too many dimensions or elements.
     """
@@ -158,9 +157,9 @@ def check_shape(name: str, datatype: str, shape: Sequence[int], limits: Limits) 
 
 
 def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
-    """Make an array of raw little-endian bytes; shape and datatype have been checked.
+    """Decode an array from raw little-endian bytes; shape and datatype are checked already.
 
-    Raises ServeError when the number of bytes is not that of the shape, or when a BYTES or BOOL tensor is malformed.
+    Raises ServeError if the number of bytes does not match the shape, or for a malformed BYTES or BOOL tensor.
     """
     if datatype == "BYTES":
         return _decode_bytes(name, shape, data)
@@ -189,8 +188,8 @@ def _decode_bytes(name: str, shape: Sequence[int], data: bytes | memoryview) -> 
     count = math.prod(shape)
     if 4 * count > size:
         raise bad(
-            f"input {shown(name)}: {size} bytes of binary data cannot hold {count} BYTES elements, each of which has a "
-            "4-byte length before it"
+            f"input {shown(name)}: {size} bytes of binary data cannot hold {count} BYTES elements, each with a 4-byte "
+            "length prefix"
         )
     array = np.empty(count, np.object_)
     offset = 0
@@ -211,7 +210,7 @@ def _decode_bytes(name: str, shape: Sequence[int], data: bytes | memoryview) -> 
 
 
 def encode_raw(array: Array) -> bytes:
-    """Write an array as raw little-endian bytes; arrays of objects (`bytes`, `str`) or of text become BYTES."""
+    """Encode an array as raw little-endian bytes; arrays of objects (`bytes`, `str`) or text become BYTES."""
     if array.dtype.kind in "OSU":
         parts: list[bytes] = []
         for item in array.ravel():
@@ -224,21 +223,21 @@ def encode_raw(array: Array) -> bytes:
 
 
 def raw_view(array: Array) -> bytes | memoryview:
-    """Do what `encode_raw` does without a copy where the array allows it; the view keeps the array alive."""
+    """Encode as `encode_raw`, without a copy if possible; the view keeps the array alive."""
     if array.nbytes < _COPY_BELOW_BYTES or array.dtype.kind in "OSU" or not _LITTLE_ENDIAN:
         return encode_raw(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def size_bytes(array: Array) -> int:
-    """What a tensor holds, in bytes; that of BYTES is counted in its elements."""
+    """Size of a tensor in bytes, including the contents of BYTES elements."""
     if array.dtype.kind != "O":
         return array.nbytes
     return array.nbytes + sum(map(len, array.ravel().tolist()))
 
 
 def datatype_of(name: str, array: Array) -> str:
-    """Return the OIP datatype of an output; INTERNAL when the protocol has none for it."""
+    """Return the OIP datatype of an output. Raises ServeError (INTERNAL) if the protocol has none."""
     try:
         return DATATYPE_OF[array.dtype]
     except KeyError:
@@ -249,7 +248,7 @@ def datatype_of(name: str, array: Array) -> str:
 
 
 def read_priority(value: object) -> int:
-    """Check the request parameter `priority`: 0 (unset) or a level from 1, the most urgent one."""
+    """Check the request parameter `priority`: 0 (unset) or a level from 1 (most urgent)."""
     if type(value) is not int or not 0 <= value <= _MAX_PRIORITY:
         raise bad(f"parameter 'priority' is {shown(value)}, expected an integer from 0 (unset) to {_MAX_PRIORITY}")
     return value
@@ -265,20 +264,20 @@ def read_timeout_ns(value: object) -> int | None:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Check a parameter that is true or false."""
+    """Check a Boolean parameter."""
     if type(value) is not bool:
         raise bad(f"parameter {name!r} is {shown(value)}, expected true or false")
     return value
 
 
 def refuse_sequence(name: str, value: object) -> None:
-    """Refuse the request parameter `sequence_start` or `sequence_end` where it is true."""
+    """Refuse the request parameter `sequence_start` or `sequence_end` if it is true."""
     if read_flag(name, value):
-        raise bad(f"parameter {name!r} is true, but models keep no state here: send state as an input")
+        raise bad(f"parameter {name!r} is true, but served models keep no state: send state as an input")
 
 
 def read_classes(output: str, value: object) -> int:
-    """Check the output parameter `classification`: how many classes, at least 1."""
+    """Check the output parameter `classification`: number of classes, at least 1."""
     if type(value) is not int or not 1 <= value <= _MAX_CLASSES:
         raise bad(
             f"output {shown(output)}: parameter 'classification' is {shown(value)}, expected the number of classes, "
@@ -288,7 +287,7 @@ def read_classes(output: str, value: object) -> int:
 
 
 def check_counts(inputs: int, outputs: int, limits: Limits) -> None:
-    """Refuse requests with too many tensors before any of them is decoded."""
+    """Refuse a request with too many tensors before any tensor is decoded."""
     if inputs > limits.max_inputs:
         raise bad(f"request has {inputs} inputs, expected at most {limits.max_inputs}")
     if outputs > limits.max_outputs:
@@ -296,19 +295,19 @@ def check_counts(inputs: int, outputs: int, limits: Limits) -> None:
 
 
 def requested_names(requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """Return the names of the outputs asked for; a name given twice is refused."""
+    """Return the names of the requested outputs; a repeated name is refused."""
     names = tuple(output.name for output in requested)
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise bad(f"output {shown(twice)} is asked for twice")
+        raise bad(f"output {shown(twice)} is requested twice")
     return names
 
 
 def validate(request: InferRequest, metadata: ModelMetadata) -> None:
-    """Check a request against the inputs and outputs that a model declares.
+    """Validate a request against the inputs and outputs of a model.
 
-    Shapes in the metadata are those of the wire: with `max_batch_size` > 0 the first dimension is the batch.
-    Raises ServeError (INVALID_ARGUMENT) that names the model, the tensor and what was expected.
+    Shapes in the metadata are those on the wire: with `max_batch_size` > 0 the first dimension is the batch.
+    Raises ServeError (INVALID_ARGUMENT) with the model, the tensor and the expected value.
     """
     arrays = request.inputs
     for spec in metadata.inputs:
@@ -349,9 +348,9 @@ def _model(metadata: ModelMetadata) -> str:
 
 
 def infer_raw_shape(spec: TensorSpec, size_bytes: int, max_batch_size: int) -> tuple[int, ...]:
-    """Find the shape of a lone raw tensor of `size_bytes` from the declared one.
+    """Infer the shape of a single raw tensor of `size_bytes` from the declared shape.
 
-    One unknown dimension is computed; where there are more, the batch is taken as 1. A BYTES body is one element.
+    One unknown dimension is computed; if there are two, the batch is 1. A BYTES body is one element.
     """
     shape = list(spec.shape)
     if spec.datatype == "BYTES":
@@ -372,10 +371,10 @@ def infer_raw_shape(spec: TensorSpec, size_bytes: int, max_batch_size: int) -> t
 
 
 def classify(name: str, array: Array, classes: int, batched: bool) -> Array:
-    """Replace an output by its `classes` largest entries, each as bytes `value:index`, the best first.
+    """Return the `classes` largest entries of an output as bytes `value:index`, best first.
 
-    A batched output of shape [b, ...] gives [b, k], any other one [k]; equal values keep the order of their indices,
-    NaN comes last. Raises ServeError for outputs that have no order.
+    A batched output of shape [b, ...] becomes [b, k], any other one [k]. Equal values keep the order of their indices;
+    NaN comes last. Raises ServeError for datatypes without an order.
     """
     datatype = datatype_of(name, array)
     if datatype in ("BYTES", "BOOL"):
@@ -394,7 +393,7 @@ def classify(name: str, array: Array, classes: int, batched: bool) -> Array:
 
 
 def _largest(row: Array, count: int) -> Array:
-    """The indices of the `count` largest numbers, in the order of `classify`; only these are sorted."""
+    """Indices of the `count` largest numbers in the order of `classify`; partial sort."""
     if row.dtype.kind == "f":
         nan = np.isnan(row)
         if nan.any():
@@ -416,7 +415,7 @@ _requested_output = functools.lru_cache(maxsize=1024)(RequestedOutput)
 def select_outputs(
     wire: WireRequest, outputs: Mapping[str, Array], batched: bool
 ) -> list[tuple[RequestedOutput, Array]]:
-    """Return the outputs to be sent, in order, with classification applied. INTERNAL when the model left one out."""
+    """Return the outputs to send, in order, with classification applied. INTERNAL if the model omitted one."""
     if not wire.requested:
         return [(_requested_output(name, wire.binary_default), array) for name, array in outputs.items()]
     chosen = []

@@ -1,4 +1,4 @@
-"""gRPC messages of the Open Inference Protocol <-> requests and results."""
+"""gRPC codec of the Open Inference Protocol: messages to requests, results to messages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
 
     Raises ServeError: INVALID_ARGUMENT for anything malformed, UNIMPLEMENTED for shared memory.
     """
-    # Slices are lists: going through one costs a third of going through the message's own container.
+    # Slices are lists; iterating a list costs a third of iterating the message's container.
     inputs, outputs, raw = message.inputs[:], message.outputs[:], message.raw_input_contents[:]
     check_counts(len(inputs), len(outputs), limits)
     if raw and len(raw) != len(inputs):
@@ -144,7 +144,7 @@ def _decode_contents(name: str, datatype: str, shape: tuple[int, ...], count: in
 
 
 def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> Any:
-    """Make the ModelInferResponse; every output is in `raw_output_contents`, as clients expect."""
+    """Encode a ModelInferResponse; every output is in `raw_output_contents`, as clients expect."""
     message = _ModelInferResponse(model_name=wire.request.model, model_version=result.model_version, id=wire.request.id)
     message.parameters[QUERY_KEY].int64_param = result.query
     message.parameters[OUTCOME_KEY].string_param = result.outcome.value
@@ -156,8 +156,7 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> An
 
 
 def encode_failure(id_: str, sentence: str, ending: Ending) -> bytes:
-    """Make the serialised answer of a stream to a request that gets no result: what metadata of a call would tell is
-    in the parameters of the response beside the sentence."""
+    """Encode the serialised stream response of a failed request, with its ending as response parameters."""
     failure = _ModelStreamInferResponse(error_message=sentence or "the request failed without a reason")
     failure.infer_response.id = id_
     for key, value in ending.pairs():
@@ -167,7 +166,7 @@ def encode_failure(id_: str, sentence: str, ending: Ending) -> bytes:
 
 
 def request_flag(message: Any, name: str) -> bool:
-    """Return whether a request carries a true-or-false parameter that is true."""
+    """Return whether a Boolean parameter of a request is true."""
     if name not in message.parameters:
         return False
     return read_flag(name, _value(message.parameters[name]))

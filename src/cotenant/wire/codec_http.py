@@ -1,7 +1,7 @@
-"""HTTP bodies of the Open Inference Protocol <-> requests and results.
+"""HTTP codec of the Open Inference Protocol: bodies to requests, results to bodies.
 
-A body is JSON, followed by the raw bytes of the binary tensors when the header `Inference-Header-Content-Length` gives
-the length of the JSON. Length 0 means that the whole body is the raw tensor of a model with a single input.
+A body is JSON. If the header `Inference-Header-Content-Length` gives the length of the JSON, raw bytes of binary
+tensors follow. Length 0 means that the whole body is the raw tensor of a model with one input.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from cotenant.wire.codec import (
 from cotenant.wire.oip import NO_SHARED_MEMORY
 
 T = TypeVar("T")
-Piece = bytes | memoryview
-"""A part of a body; large tensors are views of their arrays."""
+BodyChunk = bytes | memoryview
+"""Part of a body; large tensors are views of their arrays."""
 
-_PIECE_ELEMENTS = 16 << 10
+_CHUNK_ELEMENTS = 16 << 10
 _NESTED = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
 _GZIP = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _WBITS = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}
 _FIRST_SLICE_BYTES, _MOST_SLICE_BYTES = 1 << 10, 1 << 18
-"""Bytes that are decompressed at a time: zlib copies all bytes behind the end of a member."""
+"""Bytes decompressed at a time: zlib copies all bytes after the end of a member."""
 INFLATE_STEP_BYTES = 1 << 20
-"""Bytes that a step of `inflating` takes and makes, and that are made at a time: copying them holds the interpreter."""
+"""Bytes that a step of `inflating` reads and writes. Copying them holds the interpreter lock."""
 
 
 _NO_DATA = msgspec.Raw()
@@ -108,13 +108,13 @@ _ELEMENT: dict[str, type] = {
 
 
 def parse_json(what: str, decode: Any, data: bytes | memoryview) -> Any:
-    """Decode JSON with a msgspec decoder; whatever is wrong becomes one INVALID_ARGUMENT that says where."""
+    """Decode JSON with a msgspec decoder. Raises ServeError (INVALID_ARGUMENT) with the position of an error."""
     try:
         return decode(data)
     except msgspec.ValidationError as error:
         raise bad(f"{what}: {error}") from None
     except msgspec.DecodeError as error:
-        raise bad(f"{what}: {error} (NaN and Infinity are no JSON; send such values as binary data)") from None
+        raise bad(f"{what}: {error} (NaN and Infinity are not JSON; send such values as binary data)") from None
     except UnicodeDecodeError:
         raise bad(f"{what}: the text is not valid UTF-8") from None
     except RecursionError:
@@ -124,10 +124,10 @@ def parse_json(what: str, decode: Any, data: bytes | memoryview) -> Any:
 def decode_request(
     model: str, version: str, body: bytes | memoryview, header_length: int | None, limits: Limits
 ) -> WireRequest:
-    """Decode the body of an infer request; `header_length` is the length of its JSON in bytes, None for all of it.
+    """Decode the body of an infer request. `header_length`: length of its JSON in bytes, None for the whole body.
 
-    Raises ServeError: INVALID_ARGUMENT for anything malformed, UNIMPLEMENTED for shared memory, TOO_LARGE for JSON
-    beyond the limit.
+    Raises ServeError: INVALID_ARGUMENT for a malformed request, UNIMPLEMENTED for shared memory, TOO_LARGE for JSON
+    above the limit.
     """
     view = memoryview(body)
     json_length = len(view) if header_length is None else header_length
@@ -174,11 +174,11 @@ def decode_request(
         offset += size
     if offset != len(view):
         raise bad(f"the body has {len(view) - offset} surplus bytes after the last binary tensor")
-    asked = message.parameters
-    binary_default = asked is not None and read_flag("binary_data_output", asked.binary_data_output)
-    if asked is not None:
-        refuse_sequence("sequence_start", asked.sequence_start)
-        refuse_sequence("sequence_end", asked.sequence_end)
+    wanted = message.parameters
+    binary_default = wanted is not None and read_flag("binary_data_output", wanted.binary_data_output)
+    if wanted is not None:
+        refuse_sequence("sequence_start", wanted.sequence_start)
+        refuse_sequence("sequence_end", wanted.sequence_end)
     requested = tuple([_read_output(output, binary_default) for output in outputs])
     request = InferRequest(
         model,
@@ -186,14 +186,14 @@ def decode_request(
         version,
         message.id or "",
         requested_names(requested) if requested else (),
-        read_priority(asked.priority) if asked is not None else 0,
-        read_timeout_ns(asked.timeout) if asked is not None else None,
+        read_priority(wanted.priority) if wanted is not None else 0,
+        read_timeout_ns(wanted.timeout) if wanted is not None else None,
     )
     return WireRequest(request, requested, binary_default)
 
 
 def decode_raw_request(metadata: ModelMetadata, version: str, body: bytes | memoryview, limits: Limits) -> WireRequest:
-    """Decode a body that is nothing but the raw tensor of the model's only input; outputs go back raw as well."""
+    """Decode a body that is the raw tensor of the model's only input; outputs are returned raw too."""
     if len(metadata.inputs) != 1:
         raise bad(
             f"model {shown(metadata.name)} has {len(metadata.inputs)} inputs: a body without JSON "
@@ -275,13 +275,11 @@ def _flatten(name: str, values: list[Any], shape: tuple[int, ...]) -> list[Any]:
     return [value for row in rows for value in row]
 
 
-def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tuple[list[Piece], int | None]:
-    """Write the body of an answer, in pieces; also return the length of its JSON when raw tensors follow it.
-
-    Raises ServeError when an output has no JSON form (NaN, infinity, bytes that are no text, FP16, BF16).
-    """
+def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tuple[list[BodyChunk], int | None]:
+    """Encode the body of an answer in chunks; also returns the length of its JSON if raw tensors follow. Raises
+    ServeError if an output has no JSON form (NaN, infinity, bytes that are not text, FP16, BF16)."""
     described: list[dict[str, Any]] = []
-    raw: list[Piece] = []
+    raw: list[BodyChunk] = []
     for output, array in select_outputs(wire, result.outputs, batched):
         datatype = datatype_of(output.name, array)
         entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
@@ -303,9 +301,8 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tu
 
 
 def _json_values(name: str, datatype: str, array: Array) -> list[Any] | msgspec.Raw:
-    """The elements of an output for JSON. Many become text in pieces: each one holds the interpreter for itself alone,
-    and other threads run in between."""
-    advice = "ask for it with the output parameter 'binary_data': true"
+    """Elements of an output for JSON. Large outputs are encoded in chunks, so that other threads run in between."""
+    advice = "request it with the output parameter 'binary_data': true"
     if datatype in ("FP16", "BF16"):
         raise bad(f"output {shown(name)}: {datatype} has no JSON form, {advice}")
     flat = array.ravel()
@@ -313,13 +310,13 @@ def _json_values(name: str, datatype: str, array: Array) -> list[Any] | msgspec.
         raise bad(f"output {shown(name)} has NaN or infinite values, which JSON cannot carry, {advice}")
     values = _texts if datatype == "BYTES" else _numbers
     try:
-        if flat.size <= _PIECE_ELEMENTS:
+        if flat.size <= _CHUNK_ELEMENTS:
             return values(flat)
-        starts = range(0, flat.size, _PIECE_ELEMENTS)
-        pieces = [_encode_json(values(flat[at : at + _PIECE_ELEMENTS]))[1:-1] for at in starts]
+        starts = range(0, flat.size, _CHUNK_ELEMENTS)
+        chunks = [_encode_json(values(flat[at : at + _CHUNK_ELEMENTS]))[1:-1] for at in starts]
     except UnicodeDecodeError:
         raise bad(f"output {shown(name)} has bytes that are not UTF-8 text, {advice}") from None
-    return msgspec.Raw(b"[%b]" % b",".join(pieces))
+    return msgspec.Raw(b"[%b]" % b",".join(chunks))
 
 
 def _numbers(items: Array) -> list[Any]:
@@ -332,7 +329,7 @@ def _texts(items: Array) -> list[Any]:
 
 
 def at_once(steps: Generator[int, None, T]) -> T:
-    """Do work in steps, as that of `inflating`, without a pause. Gives what it has made."""
+    """Run work in steps, such as `inflating`, to its end; returns its result."""
     while True:
         try:
             next(steps)
@@ -342,8 +339,10 @@ def at_once(steps: Generator[int, None, T]) -> T:
 
 
 def inflating(encoding: bytes, body: bytes | memoryview, limits: Limits) -> Generator[int, None, memoryview]:
-    """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the limits
-    for a body allow. In steps of about INFLATE_STEP_BYTES; yields the bytes of the next step.
+    """Decompress `Content-Encoding` gzip (one or several members, RFC 1952) or deflate, up to the limits of a body.
+
+    It works in steps of about INFLATE_STEP_BYTES and yields the bytes of the next step. Raises ServeError for invalid
+    data (INVALID_ARGUMENT) and above the limits (TOO_LARGE).
     """
     wbits = _WBITS.get(encoding)
     if wbits is None:
@@ -369,7 +368,7 @@ def inflating(encoding: bytes, body: bytes | memoryview, limits: Limits) -> Gene
             if len(out) > most:
                 text = f"the decompressed body has more than {most} bytes, the limit for one of {len(view)} bytes"
                 raise ServeError(Status.TOO_LARGE, text)
-            worked += max(_FIRST_SLICE_BYTES, len(fed) + len(made))  # small members take time, too
+            worked += max(_FIRST_SLICE_BYTES, len(fed) + len(made))  # small members take time too
             if worked >= INFLATE_STEP_BYTES:
                 worked = 0
                 yield INFLATE_STEP_BYTES
@@ -380,7 +379,7 @@ def inflating(encoding: bytes, body: bytes | memoryview, limits: Limits) -> Gene
 
 
 def inflated_start(encoding: bytes, start: bytes, most_bytes: int) -> bytes:
-    """The first bytes, so many at most, of a body whose first compressed bytes these are; b"" where it is no such."""
+    """Decompress at most `most_bytes` from the start of a compressed body; b"" for invalid data."""
     wbits = _WBITS.get(encoding)
     try:
         return zlib.decompressobj(wbits).decompress(start, most_bytes) if wbits is not None else b""
@@ -389,7 +388,7 @@ def inflated_start(encoding: bytes, start: bytes, most_bytes: int) -> bytes:
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:
-    """Apply `Content-Encoding` gzip or deflate, at the fastest level: the processor is what tenants share."""
+    """Compress by `Content-Encoding` gzip or deflate at the fastest level, to save processor time for tenants."""
     machine = zlib.compressobj(1, zlib.DEFLATED, _WBITS[encoding])
     return machine.compress(body) + machine.flush()
 

@@ -1,4 +1,4 @@
-"""The keys of the protocol's model configuration extension that models and applications have in common."""
+"""Keys of the model configuration extension that models and applications share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _CONFIG_TYPES = {"BYTES": "STRING"}
 
 
 def config_tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
-    """An input or output in the keys of the model configuration extension: without the batch where there is one."""
+    """Input or output in the form of the model configuration extension; without the batch dimension if `batched`."""
     dims = spec.shape[1:] if batched else spec.shape
     return {"name": spec.name, "data_type": "TYPE_" + _CONFIG_TYPES.get(spec.datatype, spec.datatype), "dims": dims}

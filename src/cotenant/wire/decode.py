@@ -1,4 +1,4 @@
-"""The answers to inference requests, from bytes to arrays: the counterpart of `encode`."""
+"""Client-side decoding of inference responses to arrays: the counterpart of `encode`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cotenant.wire.codec import DTYPES, decode_raw
 
 
 def http_outputs(payload: bytes) -> dict[str, Array]:
-    """The outputs of an answer over HTTP: JSON, and what is binary behind it. Raises ValueError, KeyError or ServeError
-    for what is none."""
-    _, at = json.JSONDecoder().raw_decode(payload.decode("latin-1"))  # a character a byte: where the JSON ends
+    """Decode the outputs of an HTTP response: JSON, followed by binary tensors. Raises ValueError, KeyError or
+    ServeError for an invalid response."""
+    _, at = json.JSONDecoder().raw_decode(payload.decode("latin-1"))  # latin-1: one character per byte
     outputs: dict[str, Array] = {}
     for output in json.loads(payload[:at])["outputs"]:
         name, datatype, shape = output["name"], output["datatype"], output["shape"]
@@ -29,7 +29,7 @@ def http_outputs(payload: bytes) -> dict[str, Array]:
 
 
 def grpc_outputs(answer: Any) -> dict[str, Array]:
-    """The outputs of a ModelInferResponse. Raises ValueError and ServeError."""
+    """Decode the outputs of a ModelInferResponse. Raises ValueError and ServeError."""
     return {
         output.name: decode_raw(output.name, output.datatype, list(output.shape), data)
         for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)

@@ -1,4 +1,4 @@
-"""Inference requests as bytes, made once and sent many times."""
+"""Client-side encoding of inference requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parameters = Mapping[str, int]
 
 
 class ClientError(CotenantError):
-    """A request cannot be made, or was not answered with outputs."""
+    """A request cannot be encoded, or got no outputs."""
 
 
 def _datatype(name: str, array: Array) -> str:
@@ -24,9 +24,9 @@ def _datatype(name: str, array: Array) -> str:
 
 
 def http_request(inputs: Mapping[str, Array], parameters: Parameters) -> tuple[bytes, dict[str, str]]:
-    """Make body and headers of a POST to `v2/models/M/infer` with binary tensors both ways.
+    """Encode body and headers of a POST to `v2/models/M/infer` with binary inputs and outputs.
 
-    Raises ClientError for a dtype that the protocol does not know.
+    Raises ClientError for a dtype that the protocol does not have.
     """
     buffers = {name: encode_raw(array) for name, array in inputs.items()}
     head = json.dumps(
@@ -49,9 +49,9 @@ def http_request(inputs: Mapping[str, Array], parameters: Parameters) -> tuple[b
 
 
 def grpc_request(model: str, inputs: Mapping[str, Array], parameters: Parameters) -> bytes:
-    """Make a serialised `ModelInferRequest` with raw contents.
+    """Encode a serialised `ModelInferRequest` with raw contents.
 
-    Raises ClientError for a dtype that the protocol does not know.
+    Raises ClientError for a dtype that the protocol does not have.
     """
     message = MESSAGES["ModelInferRequest"](model_name=model)
     for key, value in parameters.items():

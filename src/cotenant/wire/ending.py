@@ -1,7 +1,7 @@
-"""How a query ended, as its client is told beside the answer: the keys, and writing and reading them.
+"""Ending of a query (outcome and cause) as key-value pairs of the protocol: encoding and decoding.
 
-They are headers of HTTP and trailing metadata of gRPC. Where a message cannot have those, as in a stream, they are
-parameters of the response. Servers that do not speak cotenant's dialect send none: their status stands in.
+The pairs are headers in HTTP and trailing metadata in gRPC. In a gRPC stream they are parameters of the response.
+Other servers do not send them; then the ending follows from the status.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from cotenant.types import ANSWERS, Cause, Outcome
 
 OUTCOME_KEY = "x-cotenant-outcome"
-"""Names an `Outcome`."""
+"""Key of the `Outcome`."""
 CAUSE_KEY = "x-cotenant-cause"
-"""Names a `Cause`, where there is one."""
+"""Key of the `Cause`, if any."""
 
 _BY_HTTP = {429: Outcome.REJECTED, 499: Outcome.CANCELLED, 503: Outcome.REJECTED}
 _BY_GRPC = {
@@ -22,17 +22,17 @@ _BY_GRPC = {
     "RESOURCE_EXHAUSTED": Outcome.REJECTED,
     "UNAVAILABLE": Outcome.REJECTED,
 }
-"""What a status alone says of a query without a result; all others are failures."""
+"""Outcome by status for servers without these keys; every other status means FAILED."""
 
 
 class Ending(NamedTuple):
-    """How a query ended."""
+    """Outcome and cause of an ended query."""
 
     outcome: Outcome
     cause: Cause | None = None
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Keys and values for the wire."""
+        """Key-value pairs for the wire."""
         outcome = (OUTCOME_KEY, self.outcome.value)
         return (outcome,) if self.cause is None else (outcome, (CAUSE_KEY, self.cause.value))
 
@@ -40,28 +40,28 @@ class Ending(NamedTuple):
 FAILURE = Ending(Outcome.FAILED)
 
 
-def read_ending(told: Mapping[str, str]) -> Ending | None:
-    """Take an ending from headers, metadata or parameters by their lower-case names; None where there is none.
+def read_ending(fields: Mapping[str, str]) -> Ending | None:
+    """Read an ending from headers, metadata or parameters with lower-case names; None if absent.
 
-    A word that this version does not know counts as not said.
+    Unknown values count as absent.
     """
     try:
-        outcome = Outcome(told.get(OUTCOME_KEY, ""))
+        outcome = Outcome(fields.get(OUTCOME_KEY, ""))
     except ValueError:
         return None
-    return Ending(outcome, Cause.UNSERVED if told.get(CAUSE_KEY) == Cause.UNSERVED else None)
+    return Ending(outcome, Cause.UNSERVED if fields.get(CAUSE_KEY) == Cause.UNSERVED else None)
 
 
 def http_ending(status: int, headers: Mapping[str, str]) -> Ending:
-    """How a query without a result ended: as the server says, else by the status."""
+    """Ending of a query without a result, from the HTTP headers or else from the status."""
     return _no_answer(headers) or Ending(_BY_HTTP.get(status, Outcome.FAILED))
 
 
 def grpc_ending(code: str, trailing: Mapping[str, str]) -> Ending:
-    """How a query without a result ended: as the server says, else by the name of the status."""
+    """Ending of a query without a result, from the trailing metadata or else from the status name."""
     return _no_answer(trailing) or Ending(_BY_GRPC.get(code, Outcome.FAILED))
 
 
-def _no_answer(told: Mapping[str, str]) -> Ending | None:
-    ending = read_ending(told)
+def _no_answer(fields: Mapping[str, str]) -> Ending | None:
+    ending = read_ending(fields)
     return None if ending is None or ending.outcome in ANSWERS else ending

@@ -1,4 +1,4 @@
-"""Limits of the protocol that a model is held to when it is loaded: one that no request can reach is not served."""
+"""Check of a model against the protocol's limits at load time: every served model must be reachable by a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotenant.wire.codec import DTYPES, Limits, shown
 def check_model(
     metadata: ModelMetadata, shapes: Sequence[Mapping[str, Sequence[int]]], limits: Limits = Limits()
 ) -> None:
-    """Check that a request can carry all inputs of a model, each at one of the declared `shapes`.
+    """Check that a request can carry all inputs of a model at each of the declared `shapes`.
 
     Raises ConfigError that names the model, the input and the limit.
     """
@@ -38,7 +38,7 @@ def check_model(
 
 
 def least_request_bytes(metadata: ModelMetadata, shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:
-    """Bytes of the tensors of the smallest request at a declared shape, one row; a text counts its length field."""
+    """Bytes of the tensors of the smallest request: one row at a declared shape; a BYTES element counts 4 bytes."""
     batched = metadata.max_batch_size > 0
     return min(
         sum(

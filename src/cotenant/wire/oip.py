@@ -1,7 +1,7 @@
-"""What both front-ends say alike: the server's name, its extensions, the messages of the protocol.
+"""Server metadata, keys and protobuf messages of the Open Inference Protocol.
 
-The message classes are built from the compiled descriptors in `oip.binpb` inside a descriptor pool of their own,
-because clients of the same protocol (tritonclient, KServe) register the same names in the default pool of the process.
+The message classes come from the compiled descriptors in `oip.binpb`. They use a separate descriptor pool, because
+clients of the protocol (tritonclient, KServe) register the same names in the default pool.
 """
 
 from __future__ import annotations
@@ -25,24 +25,22 @@ SERVER_METADATA = {
         "binary_tensor_data",
     ),
 }
-"""Extensions are those that work: sequences, shared memory, trace and logging settings are not served."""
+"""Name, version and supported extensions; sequences, shared memory, trace and logging settings are not supported."""
 
 NO_SHARED_MEMORY = "shared memory is not supported; send tensors in the request (binary tensor data is without copies)"
 
 QUERY_KEY = "x-cotenant-query"
-"""Name of the header (HTTP), response parameter and trailing metadata (gRPC) with the number of the query, as
-`cotenant explain` takes it."""
+"""Key of the query number for `cotenant explain`: header in HTTP, response parameter and trailing metadata in gRPC."""
 
 SPENT_KEY = "x-cotenant-spent-us"
-"""Name of the header (HTTP) and metadata (gRPC) by which a gateway that sends a query again says how many microseconds
-of its time-out have passed."""
+"""Key for gateways that retry a query: microseconds of its time-out that have passed. Header or metadata."""
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The same service under two names."""
+"""Current and older name of the same service."""
 
 
 def _load_messages() -> tuple[Any, dict[str, Any]]:
@@ -57,4 +55,4 @@ def _load_messages() -> tuple[Any, dict[str, Any]]:
 
 
 POOL, MESSAGES = _load_messages()
-"""The descriptors of the protocol, and the message class by its short name, e.g. `ModelInferRequest`."""
+"""Descriptor pool of the protocol, and message classes by short name, such as `ModelInferRequest`."""

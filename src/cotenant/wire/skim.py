@@ -1,4 +1,4 @@
-"""What is read of requests before tensors are decoded: a protobuf message is walked over field by field."""
+"""Partial protobuf parser: reads single fields of a request before its tensors are decoded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 class WireError(CotenantError):
-    """The bytes are no protobuf message."""
+    """Invalid protobuf message."""
 
 
 def string_field(data: bytes, number: int) -> str:
-    """A string field of a protobuf message, the last one where it is there twice; "" when it is not there.
+    """Read a string field of a protobuf message; the last one if repeated, "" if absent.
 
-    Raises WireError for bytes that are no message.
+    Raises WireError for an invalid message.
     """
     at, end, found = 0, len(data), ""
     while at < end:
@@ -23,7 +23,7 @@ def string_field(data: bytes, number: int) -> str:
         if kind == _LENGTH:
             size, at = _varint(data, at)
             if at + size > end:
-                raise WireError("the message is cut off")
+                raise WireError("the protobuf message is truncated")
             if key >> 3 == number:
                 try:
                     found = data[at : at + size].decode("utf-8")
@@ -35,15 +35,15 @@ def string_field(data: bytes, number: int) -> str:
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
         else:
-            raise WireError("the bytes received are no protobuf message")
+            raise WireError("the received bytes are not a protobuf message")
     if at != end:
-        raise WireError("the message is cut off")
+        raise WireError("the protobuf message is truncated")
     return found
 
 
 def model_of(data: bytes) -> tuple[str, str] | None:
-    """Model and version of a ModelInferRequest, of which these are the first bytes: its fields 1 and 2, in this order
-    as all libraries write them. None where they are not there, or have not come."""
+    """Read model and version (fields 1 and 2) from the first bytes of a ModelInferRequest; None if incomplete. All
+    protobuf libraries write the fields in this order."""
     found = ["", ""]
     at = 0
     try:
@@ -61,7 +61,7 @@ def model_of(data: bytes) -> tuple[str, str] | None:
 
 
 def length_field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a protobuf message, such as a message inside another one."""
+    """Encode a length-delimited field of a protobuf message, such as a nested message."""
     return _encoded(number << 3 | _LENGTH) + _encoded(len(content)) + content
 
 
@@ -69,7 +69,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise WireError("the bytes received are no protobuf message")
+            raise WireError("the received bytes are not a protobuf message")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift

@@ -216,7 +216,7 @@ def test_a_plan_of_other_stages_leaves_the_deadlines_to_the_predictor(
     server.start()
     try:
         server.divide({"chain": {"one": 5, "two": 5}, "unknown": {"x": 1}})
-        assert "over the stages one, two, and its stages are first, second" in caplog.text
+        assert "the stages one, two of application 'chain', but its stages are first, second" in caplog.text
         answer = Client(server).ask("chain", {"x": x_of()})
         assert answer.outputs["y"] == pytest.approx(chain(x_of())[0], rel=1e-5)
     finally:

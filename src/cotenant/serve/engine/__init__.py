@@ -1,1 +1,1 @@
-"""What decides and what is believed: the driver of the engine, what it observes, and whoever steers it."""
+"""The engine at run time: its driver, clocks, event loop, observers, and the queries of applications."""

@@ -1,4 +1,4 @@
-"""Clocks of the serving driver: the real one, and one that jumps from alarm to alarm for tests."""
+"""Clocks of the serving driver: real time, and virtual time for tests."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
+from typing_extensions import override
+
 Alarm = Callable[[], None]
 _log = logging.getLogger("cotenant.clock")
 
 
 class Clock(Protocol):
-    """Tells the time and rings alarms. Alarms of the same instant ring in the order (priority, call)."""
+    """Time source with alarms. Alarms of the same instant ring in the order (priority, time of the call)."""
 
     def now_ns(self) -> int:
         """Monotonic time."""
 
     def call_at(self, at_ns: int, priority: int, alarm: Alarm) -> None:
-        """Call `alarm` at that time; at once, on the clock's thread, when it has passed."""
+        """Call `alarm` at that time on the clock's thread; at once if the time has passed."""
 
     def close(self) -> None:
-        """Ring no more."""
+        """Cancel all alarms."""
 
 
-class RealClock:
-    """Monotonic time; alarms ring on one thread, which sleeps until the next one is due. Never polls."""
+class RealClock(Clock):
+    """Monotonic clock of the system. One thread sleeps until the next alarm and rings it; it never polls."""
 
     def __init__(self) -> None:
         self._alarms: list[tuple[int, int, int, Alarm]] = []
@@ -37,20 +39,20 @@ class RealClock:
         self._thread = threading.Thread(target=self._run, name="cotenant-clock", daemon=True)
         self._thread.start()
 
+    @override
     def now_ns(self) -> int:
-        """See Clock."""
         return time.monotonic_ns()
 
+    @override
     def call_at(self, at_ns: int, priority: int, alarm: Alarm) -> None:
-        """See Clock."""
         with self._changed:
             heappush(self._alarms, (at_ns, priority, self._count, alarm))
             self._count += 1
             if self._alarms[0][2] == self._count - 1:
                 self._changed.notify()
 
+    @override
     def close(self) -> None:
-        """See Clock."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -73,33 +75,33 @@ class RealClock:
                 alarm = heappop(self._alarms)[3]
             try:
                 alarm()
-            except Exception:  # the alarms of all others still have to ring
-                _log.exception("an alarm failed")
+            except Exception:  # other alarms must still ring
+                _log.exception("an alarm of the clock raised; other alarms are not affected")
 
 
-class VirtualClock:
-    """Time that stands still until `run` lets it jump from alarm to alarm. For tests and parity with the simulator."""
+class VirtualClock(Clock):
+    """Virtual time: `run` advances it from alarm to alarm. For tests and for parity with the simulator."""
 
     def __init__(self) -> None:
         self._alarms: list[tuple[int, int, int, Alarm]] = []
         self._count = 0
         self._now = 0
 
+    @override
     def now_ns(self) -> int:
-        """See Clock."""
         return self._now
 
+    @override
     def call_at(self, at_ns: int, priority: int, alarm: Alarm) -> None:
-        """See Clock."""
         heappush(self._alarms, (max(at_ns, self._now), priority, self._count, alarm))
         self._count += 1
 
     def run(self) -> None:
-        """Ring all alarms, those that are set meanwhile included."""
+        """Ring all alarms, including alarms set meanwhile."""
         while self._alarms:
             self._now, _, _, alarm = heappop(self._alarms)
             alarm()
 
+    @override
     def close(self) -> None:
-        """See Clock."""
         self._alarms.clear()

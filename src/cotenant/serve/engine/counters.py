@@ -1,4 +1,4 @@
-"""Counters of what the server did, per tenant: for the statistics extension and for Prometheus."""
+"""Counters per tenant: for the protocol's statistics extension and for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cotenant.core.events import (
 from cotenant.execute.protocol import Timing
 from cotenant.metrics import is_excluded
 from cotenant.predict.table import TablePredictor
-from cotenant.serve.engine.slo_watch import SloWatch, Turn
+from cotenant.serve.engine.slo_watch import SloChange, SloWatch
 from cotenant.types import ANSWERS, Outcome, Query, StageQuery
 
 LATENCY_BUCKETS_S = (
@@ -33,9 +33,9 @@ LATENCY_BUCKETS_S = (
 )  # fmt: skip
 _WINDOW = 1000
 _FAR = 3.0
-"""Observed over profiled latency, either way, from which on the log says so: neighbours and front-ends explain less."""
+"""Ratio of observed to profiled latency, either way, above which the log warns. Co-runners explain smaller ratios."""
 _FAR_NS = 10_000_000
-"""The same as a difference: handing a launch over takes several times as long as a tiny model."""
+"""Least difference in ns for this warning: the overhead of a launch is several times the latency of a tiny model."""
 _log = logging.getLogger("cotenant.server")
 
 
@@ -47,29 +47,29 @@ class Sum:
     ns: int = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """Count events that took `ns` together."""
+        """Count `count` events with a total time of `ns`."""
         self.count += count
         self.ns += ns
 
 
 @dataclass(slots=True)
 class TenantCounters:
-    """Everything counted of one tenant since it was first added.
+    """Counters of one tenant since it was first added.
 
-    `apart` are the queries of `outcomes` that are left out of attainment, see `metrics.is_excluded`. Of all others
-    `recent` says whether they were answered in time, and `latency_buckets` how long they took, those that never were
-    answered in the last one; `latency_ns` is the time of the answered ones together.
+    `excluded`: queries of `outcomes` that do not count for attainment, as `metrics.is_excluded` says. For the others,
+    `recent` holds whether each was answered in time, and `latency_buckets` counts latencies. Unanswered queries count
+    in the last bucket. `latency_ns` is the total latency of the answered queries.
     """
 
     slo_ns: int
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-    apart: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    excluded: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     arrived: int = 0
     rows: int = 0
     launches: int = 0
     placed_launches: int = 0
     reruns: int = 0
-    """How often a query was run again, since a batch that it was in had failed."""
+    """Reruns of queries after their batch failed."""
     success: Sum = field(default_factory=Sum)
     fail: Sum = field(default_factory=Sum)
     queue: Sum = field(default_factory=Sum)
@@ -82,14 +82,14 @@ class TenantCounters:
     headroom_ns: int | None = None
     probes: int = 0
     latency_factor: float = 1.0
-    """Observed over profiled latency, as it is believed now."""
+    """Ratio of observed to profiled latency, current estimate."""
     last_ms: int = 0
     watch: SloWatch = field(default_factory=SloWatch)
 
     def end(self, outcome: Outcome, latency_ns: int, rows: int, limit_ns: int | None = None) -> bool | None:
-        """Count how a query of so many rows ended that its client allowed so much time.
+        """Count the outcome of a query with `rows` rows and the client's time limit `limit_ns`.
 
-        Says whether it was answered in time; None where it is counted apart.
+        Returns whether it was answered in time; None if it is excluded from attainment.
         """
         self.outcomes[outcome] += 1
         is_answer, is_in_time = outcome in ANSWERS, outcome is Outcome.ANSWERED
@@ -100,7 +100,7 @@ class TenantCounters:
         else:
             self.fail.add(latency_ns)
         if is_excluded(outcome, latency_ns, self.slo_ns, limit_ns):
-            self.apart[outcome] += 1
+            self.excluded[outcome] += 1
             return None
         self.recent.append(is_in_time)
         if is_answer:
@@ -110,81 +110,80 @@ class TenantCounters:
 
     @property
     def attainment(self) -> float | None:
-        """Share of the last queries that were answered in time, those counted apart left out; None without any."""
+        """Share of the last queries answered in time, without excluded queries; None before the first."""
         return sum(self.recent) / len(self.recent) if self.recent else None
 
 
 class Counters:
-    """An observer of the driver. Everything is counted under a lock; readers take a moment's view.
+    """Counters of all tenants. An observer of the driver; all counting happens under one lock.
 
-    A query is counted when it ends; one that is answered, and whose front-end says when its answer is written, then.
-    `on_turn` is told, under that lock, of tenants that begin or cease to miss their SLO: the SLO, the turn, and what
-    they lost most by, as far as that is known.
+    A query is counted when it ends, or when its answer is written if its front-end reports that. `on_slo_change` is
+    called under the lock when a tenant begins or ceases to miss its SLO, with tenant, SLO in ns, change and main cause.
     """
 
-    def __init__(self, on_turn: Callable[[str, int, Turn, str], None] = lambda *_: None) -> None:
+    def __init__(self, on_slo_change: Callable[[str, int, SloChange, str], None] = lambda *_: None) -> None:
         self.by_tenant: dict[str, TenantCounters] = {}
-        """Of those that are served now."""
+        """Counters of the tenants served now."""
         self._gone: dict[str, TenantCounters] = {}
-        """Of those that are not: they go on should their tenants come back."""
-        self._on_turn = on_turn
+        """Counters of removed tenants, continued if a tenant returns."""
+        self._on_slo_change = on_slo_change
         self.leading_cause: Callable[[str], str | None] = lambda _: None
-        """What a tenant lost most of its last queries by: for those to set who keep an account of that."""
+        """Returns the main cause of a tenant's recent losses; set by the server to its loss account."""
         self._lock = threading.Lock()
         self._open: dict[int, Query] = {}
         self._left_out: set[int] = set()
-        """Queries of the server itself."""
-        self._told_later: set[int] = set()
-        """Queries whose front-ends say when their answers are written."""
+        """Queries that the server itself submitted."""
+        self._awaiting_reply: set[int] = set()
+        """Queries for which a front-end will report the written answer."""
         self._unwritten: dict[int, tuple[Query, Outcome]] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
-        self._doubted: set[str] = set()
-        """Tenants with profiles that are known to be far off."""
+        self._inaccurate: set[str] = set()
+        """Tenants with profiles far from their observed latencies, already logged."""
 
     def add(self, tenant: str, slo_ns: int) -> None:
-        """Count for a tenant from now on; what was counted under its name before stays."""
+        """Start counting for a tenant; earlier counts under its name are kept."""
         counted = self.by_tenant.get(tenant) or self._gone.pop(tenant, None)
         if counted is None:
             self.by_tenant[tenant] = TenantCounters(slo_ns)
         else:
             counted.slo_ns, counted.latency_factor = slo_ns, 1.0
             self.by_tenant[tenant] = counted
-        self._doubted.discard(tenant)
+        self._inaccurate.discard(tenant)
 
     def remove(self, tenant: str) -> None:
-        """A tenant is not served any more."""
+        """Remove a tenant that is no longer served."""
         counted = self.by_tenant.pop(tenant, None)
         if counted is not None:
             self._gone[tenant] = counted
 
     def leave_out(self, query: int) -> None:
-        """This query, which is just arriving, is no client's: it is not counted."""
+        """Exclude an arriving query of the server itself from all counters."""
         self._left_out.add(query)
 
-    def tell_later(self, query: int) -> None:
-        """`replied` comes when the answer of this query, which is just arriving, is written."""
-        self._told_later.add(query)
+    def expect_reply(self, query: int) -> None:
+        """Count an arriving query when `replied` reports its written answer, not when it ends."""
+        self._awaiting_reply.add(query)
 
     def replied(self, query: int, now_ns: int) -> Query | None:
-        """An answer is written; or will never be, and is counted as if it were. From any thread.
+        """Count a query as its answer is written, or will never be written. Safe on any thread.
 
-        Gives the query where its answer was there in time, and is written too late.
+        Returns the query if it ended in time and its answer was written after the deadline.
         """
         with self._lock:
             return self._written(query, now_ns)
 
     def arrive(self, query: Query) -> None:
-        """A query of an application came in; those of the core are seen to come."""
+        """Count the arrival of a query of an application; arrivals in the core are observed."""
         with self._lock:
             self._arrived(query)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """See Observer."""
+        """Observe an event, as `driver.Observer`."""
         with self._lock:
             return self._observe(time_ns, event, actions, timing)
 
     def _observe(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> AnswerLate | None:
-        """Gives what is to be told of an answer that was there in time, and whose client left too late to have it."""
+        """Count an event. Returns AnswerLate if a client left after the deadline with an in-time answer unwritten."""
         if isinstance(event, QueryArrived):
             self._arrived(event.query)
         elif isinstance(event, LaunchEnded):
@@ -206,7 +205,7 @@ class Counters:
         elif type(event) is ApplicationEnded:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:
-            late = self._written(event.query, time_ns)  # its client went away just as it was answered
+            late = self._written(event.query, time_ns)  # the client left just as the query was answered
             if late is not None:
                 return AnswerLate(late.id, late.tenant, late.arrival_ns, time_ns)
         elif type(event) is QueryRefused:
@@ -219,18 +218,18 @@ class Counters:
         return None
 
     def _believed(self, predictor: TablePredictor) -> None:
-        """Keep what is believed of tenants, and say once of each that its profile is far from what is observed."""
+        """Store the estimated latency factors, and warn once per tenant if its profile is far off."""
         for tenant, factor in predictor.scales.items():
             counted = self.by_tenant.get(tenant)
             if counted is None:
                 continue
             counted.latency_factor = factor
             off_ns = abs(factor - 1) * predictor.tables[tenant].rows[0].latency_ns
-            if tenant not in self._doubted and not 1 / _FAR <= factor <= _FAR and off_ns > _FAR_NS:
-                self._doubted.add(tenant)
+            if tenant not in self._inaccurate and not 1 / _FAR <= factor <= _FAR and off_ns > _FAR_NS:
+                self._inaccurate.add(tenant)
                 _log.warning(
-                    "launches of %r take %.2g times what its profile says; the server believes what it observes, plans "
-                    "and simulations do not: measure it again with 'cotenant profile --fresh' on an idle machine",
+                    "launches of tenant %r take %.2g times their profiled latency; the server uses observed latency, "
+                    "plans and simulations use the profile: run 'cotenant profile --fresh' on an idle machine",
                     *(tenant, factor),
                 )
 
@@ -257,8 +256,8 @@ class Counters:
         if number in self._left_out:
             self._left_out.remove(number)
             return
-        if number in self._told_later:
-            self._told_later.remove(number)
+        if number in self._awaiting_reply:
+            self._awaiting_reply.remove(number)
             if outcome in ANSWERS:
                 self._unwritten[number] = query, outcome
                 return
@@ -278,15 +277,15 @@ class Counters:
         if counted is None:
             return
         arrival_ns = query.arrival_ns
-        # what a stage has of its whole's time is not its client's doing
+        # the time limit of a stage comes from its application, not from the client
         limit_ns = None if isinstance(query, StageQuery) else query.deadline_ns - arrival_ns
         is_in_time = counted.end(outcome, time_ns - arrival_ns, query.items, limit_ns)
-        if is_in_time is not None and (turn := counted.watch.ended(is_in_time, time_ns)) is not None:
-            self._on_turn(query.tenant, counted.slo_ns, turn, self.leading_cause(query.tenant) or "")
+        if is_in_time is not None and (change := counted.watch.ended(is_in_time, time_ns)) is not None:
+            self._on_slo_change(query.tenant, counted.slo_ns, change, self.leading_cause(query.tenant) or "")
 
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:
-    """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
+    """Add the timing of a launch: each query of the batch takes all of its time; only answered queries count."""
     counted.placed_launches += bool(timing.task_times)
     queries = len(launch.queries)
     answered = sum([isinstance(action, Respond) and action.outcome in ANSWERS for action in actions])

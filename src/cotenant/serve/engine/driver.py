@@ -1,7 +1,7 @@
-"""The serving driver: hands events of the real world to the engine, one at a time, and carries out its actions.
+"""Serving driver: passes real events to the engine one at a time, and carries out the engine's actions.
 
-There is no loop that looks for work: the thread on which an event happens (a front-end's, a lane's, the clock's) takes
-the lock and handles it. Nothing here decides anything about scheduling.
+It has no polling loop: the thread on which an event happens takes the lock and handles it. That is a thread of a
+front-end, a lane or the clock. The driver makes no scheduling decision.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ LAG_BUCKETS_NS = (
 )  # fmt: skip
 
 Done = Callable[[Respond, Tensors | None], None]
-"""Called once per query with how it ended, and its outputs if it was answered. Must be quick."""
+"""Callback of a query, called once with its outcome, and its outputs if it was answered. Must be quick."""
 
-Asked = tuple[Callable[[int, int], Query], Tensors, Done]
-"""What builds a query from its number and the time, its inputs, and whom to tell how it ended."""
+Submission = tuple[Callable[[int, int], Query], Tensors, Done]
+"""Factory of a query from its number and the time in ns, its inputs, and the callback for its outcome."""
 
 T = TypeVar("T")
 _log = logging.getLogger("cotenant.driver")
 
 
 class Observer(Protocol):
-    """Is told, under the driver's lock and in order, what happened. Must be quick."""
+    """Callback for events, called in order under the driver's lock. Must be quick."""
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """An event was handled; `timing` comes with the end of a launch. What it returns happens next."""
+        """Observe a handled event. `timing` comes with the end of a launch. A returned event is handled next."""
 
 
 class Driver:
-    """Serialises events, carries out actions, and gives every query its one answer."""
+    """Driver of an engine: serialises events, carries out actions, and answers every query exactly once."""
 
     def __init__(self, engine: Engine, executor: Executor, clock: Clock, observers: tuple[Observer, ...] = ()) -> None:
         self._engine = engine
@@ -69,18 +69,18 @@ class Driver:
         self._next_query = 0
         self._last_ns = 0
         self._timer_ns = self._alarm_ns = 0
-        """When the engine wants to be asked, and when the clock rings for that, at the latest; 0 for never."""
+        """Time of the engine's timer, and of the earliest alarm set for it; 0 for none. ns."""
         self._watching = 0
-        """Threads that wait for something to end."""
-        self._are_rates_kept = True
-        """Guaranteed rates take no more than all lanes."""
+        """Number of threads in `wait_idle` or `wait_ended`."""
+        self._are_rates_feasible = True
+        """Guaranteed rates need at most all lanes."""
         self._failed_observers: list[Observer] = []
         self.lags, self.lag_ns = [0] * (len(LAG_BUCKETS_NS) + 1), 0
-        """Decision lags by bucket, and together: from when an event could be read (a request at `submit`, the end of a
-        launch, a timer that is due) until its actions are carried out. Read under the lock: see `read`."""
+        """Decision lags by bucket, and their total in ns. A lag lasts from when an event was readable until its actions
+        are carried out. The event is a request at `submit`, the end of a launch, or a timer. Use `read` for access."""
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
-        """Let a query arrive and give its number. `make(number, now_ns)` builds it; `done` is called exactly once."""
+        """Submit a query and return its number. `make(number, now_ns)` builds it; `done` is called exactly once."""
         came_ns = self._clock.now_ns()
         with self._lock:
             number = self._next_query
@@ -90,27 +90,25 @@ class Driver:
             self._pending[number] = done
             self._executor.put(number, inputs)
             answers = self._handle(QueryArrived(query), now)
-            self._decided(came_ns)
+            self._record_lag(came_ns)
         _deliver(answers)
         return number
 
-    def submit_together(self, asked: Sequence[Asked]) -> list[int | ServeError]:
-        """Let queries arrive at one instant, and decide on all of them at once: as `submit` of each.
-
-        Gives the number of each, or the error that was raised when it was built.
-        """
+    def submit_together(self, submissions: Sequence[Submission]) -> list[int | ServeError]:
+        """Submit queries that arrive at one instant, with one scheduling decision for all of them. Returns the number
+        of each, or the ServeError that its factory raised."""
         found: list[int | ServeError] = []
         queries: list[Query] = []
         came_ns = self._clock.now_ns()
         with self._lock:
             now = self._now()
-            for make, inputs, done in asked:
+            for make, inputs, done in submissions:
                 number = self._next_query
                 self._next_query += 1
                 try:
                     queries.append(make(number, now))
                 except ServeError as error:
-                    found.append(error.with_traceback(None))  # which would hold this frame, and it all inputs
+                    found.append(error.with_traceback(None))  # a traceback would keep all inputs alive
                     continue
                 found.append(number)
                 self._pending[number] = done
@@ -118,12 +116,12 @@ class Driver:
             answers = []
             for left, query in zip(range(len(queries) - 1, -1, -1), queries, strict=True):
                 answers += self._handle(QueryArrived(query, more=left > 0), now)
-            self._decided(came_ns)
+            self._record_lag(came_ns)
         _deliver(answers)
         return found
 
     def begin(self, make: Callable[[int, int], Event]) -> int:
-        """Take a query's number, and let what `make(number, now_ns)` says happen with it."""
+        """Allocate a query number and handle the event that `make(number, now_ns)` builds. Returns the number."""
         with self._lock:
             number = self._next_query
             self._next_query += 1
@@ -133,39 +131,39 @@ class Driver:
         return number
 
     def post(self, event: Event, timing: Timing | None = None) -> None:
-        """Let an event happen now."""
+        """Handle an event now."""
         came_ns = self._clock.now_ns() if timing is None or not timing.read_ns else timing.read_ns
         with self._lock:
             answers = self._handle(event, self._now(), timing)
-            self._decided(came_ns)
+            self._record_lag(came_ns)
         _deliver(answers)
 
     @contextmanager
-    def opening(self, model: str) -> Iterator[None]:
-        """Let those who look on know while a model is being opened."""
+    def model_loading(self, model: str) -> Iterator[None]:
+        """Context in which observers know that a model is being loaded."""
         self.post(ModelOpening(model))
         try:
             yield
         finally:
             self.post(ModelOpening(model, done=True))
 
-    def follow(self, look: Callable[[Engine], Iterable[Event]]) -> None:
-        """Look at the engine, and let what comes of it happen before anything else does."""
+    def post_from(self, look: Callable[[Engine], Iterable[Event]]) -> None:
+        """Read the engine, and handle the events that `look` returns before any other event."""
         with self._lock:
             answers = [each for event in look(self._engine) for each in self._handle(event, self._now())]
         _deliver(answers)
 
     def read(self, look: Callable[[Engine], T]) -> T:
-        """Look at the engine between two events."""
+        """Read the engine between two events."""
         with self._lock:
             return look(self._engine)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no query is inside and nothing runs; say whether that came to be within the time."""
+        """Wait until no query is live and no launch runs. Returns False after `timeout_s` seconds."""
         return self._wait(lambda: not (self._engine.live or self._engine.running), timeout_s)
 
     def wait_ended(self, launches: Collection[int], timeout_s: float) -> bool:
-        """Wait until none of these launches is under way; say whether that came to be within the time."""
+        """Wait until all of these launches have ended. Returns False after `timeout_s` seconds."""
         return self._wait(lambda: not any(each in launches for each in self._engine.launches), timeout_s)
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
@@ -177,14 +175,14 @@ class Driver:
                 self._watching -= 1
 
     def _now(self) -> int:
-        """Time never goes back between two events, whatever thread brings them."""
+        """Current time in ns; monotonic over the events of all threads."""
         now = self._clock.now_ns()
         if now > self._last_ns:
             self._last_ns = now
         return self._last_ns
 
-    def _decided(self, came_ns: int) -> None:
-        """What could be read at this time has been decided on, and that is carried out; under the lock."""
+    def _record_lag(self, came_ns: int) -> None:
+        """Record the decision lag of an event that was readable at `came_ns`. Called under the lock."""
         lag_ns = self._clock.now_ns() - came_ns
         self.lags[bisect_left(LAG_BUCKETS_NS, lag_ns)] += 1
         self.lag_ns += lag_ns
@@ -215,14 +213,14 @@ class Driver:
                 case LookAhead():
                     is_look_ahead_due = True
                 case PolicyFault():
-                    self._tell(action, event)
-        if (self._engine.rated_part <= 1) is not self._are_rates_kept:
-            self._tell_rates()
+                    self._log_fault(action, event)
+        if (self._engine.rated_part <= 1) is not self._are_rates_feasible:
+            self._log_rates()
         for observer in self._observers:
             try:
                 follow_up = observer(now, event, actions, timing)
             except Exception:
-                self._blame(observer, event)
+                self._log_observer_failure(observer, event)
             else:
                 if follow_up is not None:
                     follow_ups.append(follow_up)
@@ -234,35 +232,37 @@ class Driver:
             self._idle.notify_all()
         return answers
 
-    def _tell(self, fault: PolicyFault, event: Event) -> None:
-        """Log a fault of the policy in one line, with its traceback the first time."""
-        text = "policy %r failed in %s at %s: %s; earliest deadline first decides this event"
+    def _log_fault(self, fault: PolicyFault, event: Event) -> None:
+        """Log a policy fault in one line; the first fault of a call with its traceback."""
+        text = "policy %r failed in %s at event %s: %s; earliest deadline first decides this event instead"
         if fault.falls_back:
             text += (
-                ". It has failed too often: a fallback that keeps quotas serves until the policy is set anew (mend it, "
-                "then start the server again, or with a plan send SIGHUP after a change of its file)"
+                ". It has failed too often: a fallback policy that keeps quotas serves from now on (correct the policy "
+                "and restart the server; with a plan, change its file and send SIGHUP)"
             )
         is_first = self._engine.guard.faults.get((fault.policy, fault.call)) == 1
         error = self._engine.guard.error if is_first else None
         _log.error(text, fault.policy, fault.call, type(event).__name__, fault.reason, exc_info=error)
 
-    def _tell_rates(self) -> None:
-        """Log in one line that guaranteed rates take more than there is, or no longer do."""
-        self._are_rates_kept = not self._are_rates_kept
-        if self._are_rates_kept:
-            _log.info("the guaranteed rates (tenant.rate) fit again")
+    def _log_rates(self) -> None:
+        """Log that guaranteed rates have begun, or ceased, to exceed the capacity of all lanes."""
+        self._are_rates_feasible = not self._are_rates_feasible
+        if self._are_rates_feasible:
+            _log.info("the guaranteed rates (tenant.rate) fit the lanes again")
             return
         _log.warning(
-            "the guaranteed rates (tenant.rate) take %.2f times all lanes together: each is kept only by %.0f %%, and "
-            "tenants without a rate have no quota; lower the rates ('cotenant models' lists what each takes)",
+            "the guaranteed rates (tenant.rate) need %.2f times the capacity of all lanes: each tenant gets %.0f %% of "
+            "its rate, and tenants without a rate have no quota; lower the rates ('cotenant models' lists their needs)",
             *(self._engine.rated_part, 100 / self._engine.rated_part),
         )
 
-    def _blame(self, observer: Observer, event: Event) -> None:
-        """One bad observer (a full disk below the trace) must not cost the queries their answers."""
+    def _log_observer_failure(self, observer: Observer, event: Event) -> None:
+        """Log the first failure of an observer (such as a full disk). Queries are still answered."""
         if observer not in self._failed_observers:
             self._failed_observers.append(observer)
-            _log.exception("an observer failed at %s; further failures of it are not logged", type(event).__name__)
+            text = "observer %s failed at event %s; queries are not affected, and its further failures are not logged"
+            name = getattr(observer, "__qualname__", type(observer).__name__)
+            _log.exception(text, name, type(event).__name__)
 
     def _end(self, respond: Respond) -> tuple[Done, Respond, Tensors | None]:
         done = self._pending.pop(respond.query)
@@ -278,14 +278,14 @@ class Driver:
         self.post(LaunchExpanded(launch))
 
     def _set_alarm(self) -> None:
-        """See to it that the clock rings by the time that is wanted: most timers are put off before they are due."""
+        """Set an alarm if none rings by the timer's time. Most timers are postponed before they fire."""
         if not self._alarm_ns or self._timer_ns < self._alarm_ns:
             self._alarm_ns = self._timer_ns
             self._clock.call_at(self._alarm_ns, TIMER_PRIORITY, partial(self._alarm_rang, self._alarm_ns))
 
     def _alarm_rang(self, at_ns: int) -> None:
         with self._lock:
-            if at_ns != self._alarm_ns:  # another one rang before
+            if at_ns != self._alarm_ns:  # an earlier alarm replaced it
                 return
             self._alarm_ns = 0
             if not self._timer_ns:
@@ -296,14 +296,14 @@ class Driver:
                 return
             due_ns, self._timer_ns = self._timer_ns, 0
             answers = self._handle(TimerFired(), now)
-            self._decided(due_ns)
+            self._record_lag(due_ns)
         _deliver(answers)
 
 
 def _deliver(answers: list[tuple[Done, Respond, Tensors | None]]) -> None:
-    """Answer outside the lock; one bad callback must not cost the others their answers."""
+    """Call the callbacks of ended queries, outside the lock. An error of one callback does not affect the others."""
     for done, respond, outputs in answers:
         try:
             done(respond, outputs)
         except Exception:
-            _log.exception("answering query %d failed", respond.query)
+            _log.exception("query %d: its answer could not be delivered", respond.query)

@@ -1,7 +1,7 @@
-"""Runs the queries of applications: their stages are ordinary queries of the driver, steered by `core.flow`.
+"""Queries of applications: each stage is an ordinary query of the driver; `core.flow` decides when it starts.
 
-Nothing here has a thread of its own. A stage starts on the thread that brought the answer before it, outside of the
-driver's lock. Arrays go from stage to stage as they are.
+There is no extra thread: a stage starts on the thread that delivers its predecessor's answer, outside of the driver's
+lock. Arrays pass from stage to stage without a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_form import result_of
 from cotenant.serve.engine.clock import Clock
 from cotenant.serve.engine.counters import Counters
-from cotenant.serve.engine.driver import Asked, Driver
+from cotenant.serve.engine.driver import Driver, Submission
 from cotenant.serve.engine.merge_check import Watch
 from cotenant.serve.engine.queries import Done, query_of
 from cotenant.serve.models.served_application import FindModel, ServedApplication
@@ -37,28 +37,26 @@ _log = logging.getLogger("cotenant.flows")
 
 @dataclass(slots=True)
 class _Run:
-    """One query under way. `lock` guards the flow and the tensors; no other lock is taken below it."""
+    """A running query of an application. `lock` guards flow and tensors; no other lock is taken while it is held."""
 
     flow: Flow
     application: ServedApplication
     request: InferRequest
     done: Done
     wanted: Mapping[str, tuple[int, str]]
-    """Stage and its output of each output that the client asked for."""
+    """Stage and output of a stage, by requested output."""
     kept: frozenset[int]
-    """Stages of those."""
+    """Stages with requested outputs."""
     forms: Mapping[int, QueryForm]
-    """Of the first stages, as they were checked at the arrival."""
+    """Query forms of the first stages, checked at arrival."""
     outputs: dict[int, Tensors] = field(default_factory=dict)
-    """By stage, while a stage that has yet to start, or the client, takes them."""
+    """Outputs by stage, kept until no later stage and no client needs them."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Flows:
-    """The queries of applications that are under way. Every method is thread-safe.
-
-    `find` gives the model of a stage as it is served when the stage starts; `watched`: see MergeCheck.
-    """
+    """Running queries of applications. Every method is thread-safe. `find` returns the served model of a stage when the
+    stage starts. `watched` wraps callbacks for merge checks."""
 
     def __init__(
         self,
@@ -81,16 +79,14 @@ class Flows:
 
     @property
     def under_way(self) -> int:
-        """Queries of applications that have not ended."""
+        """Number of queries that have not ended."""
         return len(self._runs)
 
     def submit(self, application: ServedApplication, request: InferRequest, done: Done) -> int:
-        """Let a query of an application arrive and give its number; `done` is called exactly once.
-
-        Raises ServeError for a request that is wrong in itself, and while the server stops.
-        """
+        """Submit a query of an application and return its number; `done` is called exactly once. Raises ServeError for
+        an invalid request, and while the server stops."""
         if self._refuses:
-            raise ServeError(Status.UNAVAILABLE, "the server is shutting down")
+            raise ServeError(Status.UNAVAILABLE, "the server is shutting down; send the request to another server")
         items, spec = application.check(request), application.spec
         request = structs.replace(request, priority=request.priority or spec.priority)
         forms = {
@@ -117,7 +113,7 @@ class Flows:
         return number
 
     def cancel(self, number: int) -> bool:
-        """Withdraw a query; False when it is none of an application that is under way."""
+        """Withdraw a query. Returns False if no running application query has this number."""
         run = self._runs.get(number)
         if run is None:
             return False
@@ -125,33 +121,33 @@ class Flows:
         return True
 
     def fail(self, application: str, reason: str) -> None:
-        """End all queries of an application, without an answer."""
+        """Fail all queries of an application with a reason."""
         with self._changed:
             runs = [run for run in self._runs.values() if run.application.spec.name == application]
         for run in runs:
             self._end(run, Outcome.FAILED, reason)
 
     def refuse(self) -> None:
-        """Let no query in any more; those inside go on."""
+        """Refuse new queries; running queries continue."""
         self._refuses = True
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no query is inside; say whether that came to be within the time."""
+        """Wait until no query runs. Returns False after `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._runs, timeout_s)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _advance(self, run: _Run, move: Callable[[], list[Step]]) -> None:
-        """Move a flow on, and carry its steps out."""
+        """Advance a flow by `move` and carry out its steps."""
         with run.lock:
             steps = move()
             stages = [stage for step in steps if isinstance(step, StartStages) for stage in step.stages]
-            asked = {stage: _stage_request(run.application, stage, run.request, run.outputs) for stage in stages}
-            for stage in run.outputs.keys() - run.kept - run.flow.awaited if asked else ():
+            requests = {stage: _stage_request(run.application, stage, run.request, run.outputs) for stage in stages}
+            for stage in run.outputs.keys() - run.kept - run.flow.awaited if requests else ():
                 del run.outputs[stage]
-        if asked:
-            self._start(run, asked)
+        if requests:
+            self._start(run, requests)
         elif steps:
             self._finish(run, steps)
 
@@ -162,15 +158,15 @@ class Flows:
         self._advance(run, partial(run.flow.end, outcome, reason, self._clock.now_ns()))
 
     def _start(self, run: _Run, requests: Mapping[int, InferRequest]) -> None:
-        """Let the queries of stages arrive together; none of them where one cannot be made."""
-        made: list[Asked] = []
+        """Submit the queries of several stages together; none of them if one cannot be built."""
+        made: list[Submission] = []
         for stage, request in requests.items():
             try:
-                made.append(self._asked(run, stage, request))
+                made.append(self._submission(run, stage, request))
             except Exception as error:
                 if not isinstance(error, ServeError):
                     name = run.application.spec.stages[stage].name
-                    _log.exception("stage %r of query %d could not be made", name, run.flow.query.id)
+                    _log.exception("query %d: its stage %r could not be submitted", run.flow.query.id, name)
                     error = ServeError(Status.INVALID_ARGUMENT, _INTERNAL)
                 failed = error.status is Status.INVALID_ARGUMENT
                 self._stage_ended(run, stage, Outcome.FAILED if failed else Outcome.REJECTED, error.message)
@@ -179,8 +175,8 @@ class Flows:
             if isinstance(found, ServeError):
                 self._stage_ended(run, stage, Outcome.REJECTED, found.message)
 
-    def _asked(self, run: _Run, stage: int, request: InferRequest) -> Asked:
-        """What a stage asks of the driver. Raises what finding its model and checking its tensors raise."""
+    def _submission(self, run: _Run, stage: int, request: InferRequest) -> Submission:
+        """Build the submission of a stage. Raises ServeError if its model is not served or its tensors do not fit."""
         model = self._find(request.model)
         is_checked = stage in run.forms and model is run.application.models[stage]
         form = run.forms[stage] if is_checked else model.form(request)
@@ -189,48 +185,51 @@ class Flows:
             tenant = model.still_served().name
             with run.lock:
                 if run.flow.is_over:
-                    raise ServeError(Status.CANCELLED, "its application's query has ended")
+                    raise ServeError(Status.CANCELLED, "the application's query has ended")
                 return run.flow.stage_query(stage, number, tenant, now_ns, form.items, form.shape, form.merge_key)
 
         done = partial(self._answered, run, stage)
         return make, request.inputs, self._watched(model, form, request.inputs, done)
 
     def _answered(self, run: _Run, stage: int, respond: Respond, outputs: Tensors | None) -> None:
-        """Take the end of a stage's query, as `driver.Done`."""
+        """Handle the end of a stage's query, as `driver.Done`."""
         try:
             if outputs is not None:
                 with run.lock:
                     run.outputs[stage] = outputs
             elif respond.outcome is Outcome.REJECTED:
-                self._doubt(run, stage)
+                self._lower_estimate(run, stage)
             self._stage_ended(run, stage, respond.outcome, respond.reason)
-        except Exception:  # whatever it is, the client gets its answer
-            _log.exception("query %d could not go on", run.flow.query.id)
+        except Exception:  # the client still gets an answer
+            _log.exception("query %d failed between two stages", run.flow.query.id)
             self._end(run, Outcome.FAILED, _INTERNAL)
 
     def _finish(self, run: _Run, steps: Sequence[Step]) -> None:
-        """Answer the client; `steps` are the end of the whole, and withdrawals of its stages."""
+        """Answer the client; `steps` are the end of the query and withdrawals of its stages."""
         first, *withdrawn = [step for step in steps if not isinstance(step, StartStages)]
         assert isinstance(first, ApplicationEnded)
         result = result_of(first, run.wanted, run.outputs)
         ended = ApplicationEnded(first.query, result.outcome, result.reason or first.reason, first.ended_ns)
-        self._driver().follow(lambda _: [ended, *withdrawn])
+        self._driver().post_from(lambda _: [ended, *withdrawn])
         try:
             run.done(result)
         except Exception:
-            _log.exception("answering query %d failed", ended.query)
+            _log.exception("query %d: its answer could not be delivered", ended.query)
         with self._changed:
             del self._runs[ended.query]
             self._changed.notify_all()
 
-    # --- beliefs --------------------------------------------------------------------------------------------------
+    # --- estimates ------------------------------------------------------------------------------------------------
 
     def _alone_ns(self, application: ServedApplication, stage: int, shape: int, items: int) -> int:
-        """Predicted latency of a stage alone. Called under the driver's lock."""
+        """Predicted solo latency of a stage in ns. Called under the driver's lock."""
         return self._beliefs.alone_ns(application.models[stage].tenant.name, shape, items)
 
-    def _doubt(self, run: _Run, stage: int) -> None:
-        """A stage was refused: if it was the belief in slow models that did it, believe a little less of that."""
+    def _lower_estimate(self, run: _Run, stage: int) -> None:
+        """Reduce the latency estimates of an application if a stage was rejected because of them.
+
+        Without this, an overestimate would reject every query and would never be corrected.
+        """
         application = run.application
 
         def look(_: Engine) -> list[PredictorChanged]:
@@ -238,13 +237,13 @@ class Flows:
             doubted = self._beliefs.doubt(application.tenants) if is_slow else None
             return [] if doubted is None else [doubted]
 
-        self._driver().follow(look)
+        self._driver().post_from(look)
 
 
 def _stage_request(
     application: ServedApplication, number: int, request: InferRequest, outputs: dict[int, Tensors]
 ) -> InferRequest:
-    """The request of one stage, whose inputs are all there."""
+    """Build the request of a stage from the client's inputs and the outputs of earlier stages."""
     return InferRequest(
         application.spec.stages[number].model, application.stage_inputs(number, request.inputs, outputs)
     )

@@ -1,4 +1,4 @@
-"""What front-ends may know of tenants before a query has come: which take none now."""
+"""Admission gates: which tenants refuse every query now, readable by front-ends without the engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cotenant.execute.protocol import Timing
 
 
 class Gates:
-    """The gates of the tenants that are not open. Observes the driver.
+    """Shut gates by tenant. An observer of the driver.
 
-    Entries are replaced as a whole, so that readers on any thread need no lock. What a reader sees may be out of date
-    by an event: the engine judges what it is given all the same. `on_change` is called when an entry has changed.
+    Entries are replaced as a whole, so readers on any thread need no lock. A reader may see the state before the last
+    event; the engine checks every query again. `on_change` is called when an entry has changed.
     """
 
     def __init__(self, engine: Engine, on_change: Callable[[], None] = lambda: None) -> None:
@@ -25,11 +25,11 @@ class Gates:
 
     @property
     def shut(self) -> Mapping[str, Gate]:
-        """By tenant; one that is not there is open."""
+        """Shut gates by tenant; a tenant without an entry has an open gate."""
         return self._shut
 
     def __call__(self, time_ns: int, event: Event, actions: Sequence[Action], timing: Timing | None) -> None:
-        """Look again at the tenant of a query or worker, and at the gates that were shut."""
+        """Update the gate of the event's tenant, and all shut gates."""
         if type(event) is QueryArrived:
             self._look(event.query.tenant, time_ns)
         elif type(event) is TenantSuspended:

@@ -1,4 +1,4 @@
-"""The event loop of a server, on a thread of its own: requests come and launches end there, without a hand-over."""
+"""Event loop of a server on its own thread. Requests arrive and launches end there, without a thread switch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.errors import CotenantError
 
 T = TypeVar("T")
 _END_S = 1.0
-"""Time that the loop has to end once it is stopped."""
+"""Seconds that `stop` waits for the loop to end."""
 
 
 class _Closable(Protocol):
@@ -23,7 +23,7 @@ K = TypeVar("K", bound=_Closable)
 
 
 class ServeLoop:
-    """A loop that runs until `stop`. Implements `Readers`. Thread-safe, but for what is passed to it."""
+    """An asyncio loop that runs until `stop`. Implements `Readers`. Its methods are thread-safe."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
@@ -31,18 +31,18 @@ class ServeLoop:
         self._shared: dict[type[_Closable], _Closable] = {}
 
     def start(self) -> None:
-        """Run from now on. Raises CotenantError when no thread can be started."""
+        """Start the loop. Raises CotenantError when no thread can be started."""
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise CotenantError(f"no thread can be started for the server's loop: {error}") from None
+            raise CotenantError(f"no thread can be started for the server's event loop: {error}") from None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Have a coroutine run on the loop."""
+        """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def shared(self, kind: type[K]) -> K:
-        """The one object of a class that all users of this loop share; `stop` closes it. To be called on one thread."""
+        """Return the loop's single instance of a class; `stop` closes it. Call on one thread only."""
         found = self._shared.get(kind)
         if found is None:
             found = self._shared[kind] = kind()
@@ -50,15 +50,15 @@ class ServeLoop:
         return found
 
     def add(self, descriptor: int, call: Callable[[], None]) -> None:
-        """See Readers."""
+        """Call `call` on the loop whenever the descriptor is readable."""
         self._call(lambda: self._loop.add_reader(descriptor, call))
 
     def remove(self, descriptor: int) -> None:
-        """See Readers."""
+        """Stop watching a descriptor; returns when no further call happens."""
         self._call(lambda: self._loop.remove_reader(descriptor))
 
     def stop(self) -> None:
-        """End the loop; calls that wait for it are not made any more. Safe to repeat."""
+        """Stop the loop; pending calls are dropped. Safe to repeat."""
         while self._shared:
             self._shared.popitem()[1].close()
         if self._thread.is_alive():
@@ -67,7 +67,7 @@ class ServeLoop:
                 self._thread.join(_END_S)
 
     def _call(self, work: Callable[[], object]) -> None:
-        """Have work done on the loop, and wait for it."""
+        """Run `work` on the loop and wait for its end."""
         if threading.current_thread() is self._thread:
             work()
             return
@@ -81,7 +81,7 @@ class ServeLoop:
 
         try:
             self._loop.call_soon_threadsafe(do)
-        except RuntimeError:  # it has ended: nothing is read any more
+        except RuntimeError:  # the loop has ended and reads nothing
             return
         while not done.wait(_END_S) and self._thread.is_alive():
             pass

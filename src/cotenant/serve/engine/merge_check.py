@@ -1,4 +1,4 @@
-"""The check of merged answers while serving: a few are run alone again, off the critical path, and compared."""
+"""Integrity check of merged answers: a sample of queries is run alone again, off the critical path, and compared."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cotenant.types import ANSWERS, Query
 from cotenant.wire.api import ServeError
 
 _CHECKS, _DIFFERENCES = 3, 2
-"""So many differences in the last so many checks end merging."""
+"""Merging ends for a model after _DIFFERENCES differences in its last _CHECKS checks."""
 _RANK = 1 << 17
-"""Behind every priority of a request, given or not."""
+"""Rank of checks: after every priority of a request."""
 _PATIENCE_NS = 3_600_000_000_000
 _FIRST_KEY = 1 << 40
 Watch = Callable[[ServedModel, QueryForm, Tensors, Done], Done]
-"""See `MergeCheck.watched`."""
+"""Type of `MergeCheck.watched`."""
 _log = logging.getLogger("cotenant.merging")
 
 
@@ -39,11 +39,11 @@ class _Tenant:
 
 
 class MergeCheck:
-    """An observer that picks every `sample`-th merged answer of a tenant and runs its query alone again.
+    """Observer that runs the query of every `sample`-th merged answer of a tenant alone again.
 
-    The check is a query of the same tenant behind all others of it, one at a time, which merges with none. `left_out`
-    is told its number, for counters of clients' queries. Two differences in three checks end merging for the model
-    (`ServedModel.end_merging`) for the life of the process. `sample` 0 checks nothing.
+    The check is a query of the same tenant with the lowest priority that merges with no other query. At most one runs
+    at a time. `left_out` excludes its number from the counters of clients. Two differences in three checks end merging
+    for the model (`ServedModel.end_merging`) until the process ends. `sample` 0 disables checks.
     """
 
     def __init__(self, sample: int, driver: Callable[[], Driver], left_out: Callable[[int], None]) -> None:
@@ -55,13 +55,13 @@ class MergeCheck:
         self._tenants: dict[str, _Tenant] = {}
         self._running: dict[int, Launch] = {}
         self._picked: dict[int, str] = {}
-        """Queries whose answers are to be checked, with their tenants."""
+        """Tenants by query number, for queries selected for a check."""
         self._keys = itertools.count(_FIRST_KEY)
         self._compares = ThreadPoolExecutor(1, "cotenant-merge-check")
         self._lock = threading.Lock()
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """See Observer."""
+        """Observe an event, as `driver.Observer`."""
         if type(event) is LaunchEnded:
             launch = self._running.pop(event.launch, None)
             if launch is not None and event.error is None:
@@ -86,18 +86,18 @@ class MergeCheck:
             self._picked[answered[self._sample - 1 - before % self._sample]] = name
 
     def watched(self, served: ServedModel, form: QueryForm, inputs: Tensors, done: Done) -> Done:
-        """`done`, and after it the check where this query's answer is picked."""
+        """Wrap `done` so that a check follows it if the query is selected."""
         if not self._sample or not served.merges:
             return done
 
-        def told(respond: Respond, outputs: Tensors | None) -> None:
+        def delivered(respond: Respond, outputs: Tensors | None) -> None:
             done(respond, outputs)
             if respond.query in self._picked:
                 name = self._picked.pop(respond.query)
                 if outputs is not None:
                     self._run_alone(name, served, form, inputs, outputs)
 
-        return told
+        return delivered
 
     def _run_alone(self, name: str, served: ServedModel, form: QueryForm, inputs: Tensors, merged: Tensors) -> None:
         def make(number: int, now_ns: int) -> Query:
@@ -112,13 +112,13 @@ class MergeCheck:
             else:
                 try:
                     self._compares.submit(self._compare, name, served, alone, merged)
-                except RuntimeError:  # the system has no thread for it
-                    report(Resource.THREAD, f"an answer of {name!r} is not compared")
+                except RuntimeError:  # the system refuses a thread
+                    report(Resource.THREAD, f"a merged answer of tenant {name!r} is not compared")
                     self._end(name)
 
         try:
             self._driver().submit(make, inputs, ended)
-        except ServeError:  # the model is over
+        except ServeError:  # the model is no longer served
             self._end(name)
 
     def _end(self, name: str) -> None:
@@ -137,6 +137,7 @@ class MergeCheck:
         if is_same:
             return
         if differences < _DIFFERENCES or not served.merges:
-            _log.warning("model %r: an answer out of a batch differs from that alone", served.metadata.name)
+            text = "model %r: the answer of a merged query differs from that of the same query run alone"
+            _log.warning(text, served.metadata.name)
             return
-        served.end_merging(f"{differences} of the last {len(tenant.recent)} checked answers differ from those alone")
+        served.end_merging(f"{differences} of the last {len(tenant.recent)} checked answers differ from solo runs")

@@ -1,4 +1,4 @@
-"""From a request to a query of the core, from its end to an answer, and from counters to the protocol's statistics."""
+"""Conversions between the protocol and the core: request to query, outcome to answer, counters to statistics."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ Done = Callable[[InferResult], None]
 
 
 class EngineFigures(NamedTuple):
-    """Faults of the policy, and of fallbacks, by name and call; whether the fallback serves now; the part of all
-    lanes that guaranteed rates take; and decision lags, by bucket of LAG_BUCKETS_NS and together in ns."""
+    """Engine figures for the metrics page.
+
+    `faults`: faults of the policy and of fallbacks, by policy name and call. `falls_back`: the fallback serves now.
+    `rated_part`: share of all lanes that guaranteed rates need. `lags`, `lag_ns`: decision lags by bucket of
+    LAG_BUCKETS_NS, and their total in ns.
+    """
 
     faults: Mapping[tuple[str, str], int] = MappingProxyType({})
     falls_back: bool = False
@@ -41,7 +45,7 @@ class EngineFigures(NamedTuple):
 
 
 def arrival_of(request: InferRequest, now_ns: int) -> int:
-    """From when the time of a request counts: since its first byte could be read, where the front-end tells that."""
+    """Arrival time of a request: when its first byte was readable, if the front-end knows it; else now."""
     return min(request.arrival_ns, now_ns) if request.arrival_ns else now_ns
 
 
@@ -53,12 +57,12 @@ def query_of(
     number: int,
     now_ns: int,
 ) -> Query:
-    """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
+    """Build the query of a request. Its deadline is the shorter of SLO and time-out. Raises as `still_served` does."""
     tenant, timeout_ns = served.still_served(), request.timeout_ns
     slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
     arrival_ns = arrival_of(request, now_ns)
     if request.arrival_ns:
-        counters.tell_later(number)
+        counters.expect_reply(number)
     return Query(
         id=number,
         tenant=tenant.name,
@@ -73,7 +77,7 @@ def query_of(
 
 
 def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
-    """Tell the front-end how a query ended."""
+    """Pass the outcome and outputs of a query to its front-end."""
     version = served.version_of(respond.query)
     if outputs is not None:
         done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
@@ -82,20 +86,21 @@ def answer(done: Done, served: ServedModel, clock: Clock, respond: Respond, outp
 
 
 def tell_refused(driver: Driver | None, clock: Clock, arrival_ns: int, tenant: str | None, error: ServeError) -> None:
-    """Tell of a request that a tenant, None for an unknown one, cannot take at the moment; other errors are no loss."""
+    """Count a request that was refused for load or availability; `tenant` is None for an unknown one. Other errors are
+    the client's and do not count."""
     if driver is not None and tenant is not None and error.status in (Status.UNAVAILABLE, Status.TOO_MANY):
         driver.post(QueryRefused(tenant, arrival_ns or clock.now_ns(), error.cause, error.message))
 
 
 def waiting_of(driver: Driver | None) -> Mapping[str, int]:
-    """Queries that wait for their first launch, by tenant; none before the start."""
+    """Queries waiting for their first launch, by tenant; empty before the start."""
     if driver is None:
         return {}
     return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
 def figures_of(driver: Driver | None) -> EngineFigures:
-    """What the metrics page tells of the engine; nothing before the start."""
+    """Engine figures for the metrics page; zeros before the start."""
     if driver is None:
         return EngineFigures()
 
@@ -107,7 +112,7 @@ def figures_of(driver: Driver | None) -> EngineFigures:
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
-    """What the protocol tells of a model's counters."""
+    """Statistics of a model in the form of the protocol's statistics extension."""
     counted = known or TenantCounters(slo_ns=1)
     return ModelStatistics(
         name=name,

@@ -1,4 +1,4 @@
-"""From one policy with its lanes to another one, make before break."""
+"""Change of policy and lanes at run time, make before break."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from cotenant.serve.models.served_models import ServedModel
 from cotenant.work import Share
 
 _LEAVE_S = 60.0
-"""How long launches of the old policy are waited for before its sessions go; else they stay till the next time."""
+"""Seconds to wait for launches of the old policy before its sessions are released; later they stay until the next
+change."""
 
 _log = logging.getLogger("cotenant.plan")
 
 
 def spec_of(served: ServedModel, shares: Sequence[Share]) -> LoadSpec:
-    """What lanes need of a model, all shares that launches may get included."""
-    limit_mib = served.opened.found.config.tenant.memory_limit_mib
+    """Load specification of a served model for all shares that launches may get."""
+    limit_mib = served.facts.found.config.tenant.memory_limit_mib
     return LoadSpec(
         tuple(shares),
         served.tenant.cuts,
-        served.opened.shapes,
+        served.facts.shapes,
         served.tenant.max_batch,
         None if limit_mib is None else round(limit_mib * (1 << 20)),
         served.tenant.priority > 0,
@@ -42,19 +43,20 @@ def change(
     old: Policy,
     new: Policy,
 ) -> None:
-    """Let another policy decide, when all that its lanes need is loaded and warm; let go of the rest afterwards.
+    """Replace the policy once all models are loaded and warm on its lanes; then release the old sessions.
 
-    Queries wait on under the keys of the new policy. Launches under way end, and cores are waited for, not taken. Gives
-    back when what was under way has ended. Raises ConfigError for a device whose lanes are fixed and for policies of
-    which one alone launches groups, ModelError when a model cannot be made ready; then everything stays as it was.
+    Waiting queries get the keys of the new policy. Running launches end first: no core is preempted. Returns when they
+    have ended. Raises ConfigError if the lanes of the device are fixed, or if only one of the two policies launches
+    groups. Raises ModelError if a model cannot be prepared. After an error nothing has changed.
     """
     if not executor.lanes_change:
         raise ConfigError(
-            f"lanes of {new.spec.shares[0].device} cannot be changed while it serves: serve it without a plan"
+            f"the lanes of device {new.spec.shares[0].device} cannot change at run time: serve it without a plan"
         )
     if old.spec.grouped != new.spec.grouped:
         raise ConfigError(
-            f"policy {old.spec.name!r} cannot be changed to {new.spec.name!r}: one of them alone launches groups"
+            f"policy {old.spec.name!r} cannot change to {new.spec.name!r} at run time: only one of them launches "
+            "groups; restart the server with the new policy"
         )
     for served in models:
         executor.prepare(served.loaded, spec_of(served, new.spec.shares))
@@ -65,7 +67,7 @@ def change(
     driver.read(widen)
     driver.post(PolicyChanged(new))
     if not driver.wait_ended(driver.read(lambda engine: engine.launches), _LEAVE_S):
-        _log.warning("launches of before the change have not ended after %g s: their sessions stay", _LEAVE_S)
+        _log.warning("launches of the old policy have not ended after %g s: their sessions stay loaded", _LEAVE_S)
         return
     for served in models:
         executor.keep(served.loaded, spec_of(served, new.spec.shares))

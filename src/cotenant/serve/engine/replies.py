@@ -1,4 +1,4 @@
-"""What follows from the time when an answer is written: how its query is counted, and what predictors learn of it."""
+"""Processing of written answers: final outcome of the query, and the reply latency for predictors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cotenant.serve.engine.counters import Counters
 
 
 class Replies:
-    """Takes what front-ends say of answers. Thread-safe."""
+    """Receiver of the front-ends' reports on written answers. Thread-safe."""
 
     def __init__(self, counters: Counters, beliefs: OnlineModel) -> None:
         self._counters = counters
@@ -18,7 +18,8 @@ class Replies:
         self._learning = threading.Lock()
 
     def written(self, query: int, ended_ns: int, at_ns: int, *, learns: bool) -> AnswerLate | None:
-        """An answer was written. Gives what is to be told where it was there in time, and was written too late."""
+        """Record that an answer was written at `at_ns`. Returns an AnswerLate event if the query ended in time and its
+        answer was written after the deadline."""
         late = self._counters.replied(query, at_ns)
         if ended_ns and learns:
             with self._learning:

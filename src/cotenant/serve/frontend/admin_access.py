@@ -1,7 +1,7 @@
-"""Access to loads and metrics: an address says whether it serves them, and to requests from where.
+"""Access control for loads and metrics, by listening address and by the headers Host and Origin.
 
-A page of any site can have a browser send requests to a server on the reader's own machine, by its address, or by a
-name of the site's that is made to stand for that address. Both are told by headers that pages cannot choose.
+A web page can make a browser send requests to a server on the user's machine. It uses the address (cross-site request
+forgery), or a name of the site that resolves to it (DNS rebinding). A page cannot set these two headers.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from cotenant.serve.frontend.http_head import Headers
 
 
 class Access(Enum):
-    """What an address serves of `http_routes.ADMIN`."""
+    """Access of an address to the endpoints of `http_routes.ADMIN`."""
 
     CLOSED = auto()
-    """Nothing."""
+    """No access."""
     LOCAL = auto()
-    """All of it, to requests for a name of this machine."""
+    """Full access for requests to a name of this machine."""
     OPEN = auto()
-    """All of it, whatever name a request is for: what can reach the address is for a network policy to say."""
+    """Full access for requests to any name; a network policy must protect the address."""
 
 
-CLOSED = "metrics, plan, load and unload are not served at this address: start the server with --admin-port for them"
+CLOSED = "metrics, plan, load and unload are not served at this address; start the server with --admin-port"
 
 
 def access_at(host: str) -> Access:
-    """What an address serves where nothing else is said: all of it to this machine, nothing to others."""
+    """Default access of an address: LOCAL for a loopback address, else CLOSED."""
     return Access.LOCAL if is_local(host) else Access.CLOSED
 
 
 def is_local(host: str) -> bool:
-    """Whether a host, without a port, is a name of this machine alone."""
+    """Whether a host (without port) is localhost or a loopback address."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -42,8 +42,8 @@ def is_local(host: str) -> bool:
         return False
 
 
-def barred(access: Access, headers: Headers) -> str:
-    """Why a request of the administration is refused, or "". Where a page of another site may have sent it, it is."""
+def admin_refusal(access: Access, headers: Headers) -> str:
+    """Why an administration request is refused, or "". A request that another site's page may have sent is refused."""
     if access is Access.CLOSED:
         return CLOSED
     host = origin = b""
@@ -53,7 +53,7 @@ def barred(access: Access, headers: Headers) -> str:
         elif name == b"origin":
             origin = value
     if origin and origin.partition(b"://")[2] != host:
-        return "the request comes from a page of another site (header 'Origin'), which may not administer this server"
+        return "the request comes from a page of another site (header 'Origin'); use a client that is not a web page"
     if access is Access.LOCAL and host and not is_local(_without_port(host.decode("latin-1"))):
         return "the header 'Host' names another machine, expected localhost or a loopback address"
     return ""

@@ -1,4 +1,4 @@
-"""Memory for the bodies of requests."""
+"""Memory pool for request bodies."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 16
-"""Bytes: that of memory as the system gives it."""
+"""Alignment of system memory in bytes."""
 _LARGE_BYTES = 64 << 10
 _KEPT_BYTES = 64 << 20
 _ALONE = 3
-"""References to memory that nothing looks into: that of the queue, of the loop over it, and of the call that counts."""
+"""Reference count of unused memory: the pool, the loop variable and the argument of `getrefcount`."""
 
 
 class BodyRooms:
-    """Gives memory for bodies. That of large ones is used again once nothing looks into it: the system clears fresh
-    memory page by page, which takes longer than to read a body into it. For one event loop, not thread-safe.
-    """
+    """Allocator of memory for bodies; large memory is reused once no object refers to it. The system clears fresh
+    memory page by page, which takes longer than reading a body into it. For one event loop, not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque()
         self._kept_bytes = 0
 
     def room(self, nbytes: int, tensors_at: int = 0) -> memoryview:
-        """Memory for a body of so many bytes, in which the first binary tensor is aligned for numbers of all sizes: it
-        need not be copied then. It is not cleared: a body is handed over once all of it has come."""
+        """Allocate uninitialised memory for a body of `nbytes`. The first binary tensor, at offset `tensors_at`, is
+        aligned for all number types, so it needs no copy."""
         before = -tensors_at % ALIGNMENT
         needed = before + nbytes
         memory = np.empty(needed, np.uint8) if needed < _LARGE_BYTES else self._large(needed)

@@ -1,8 +1,7 @@
-"""Threads on demand for what would hold an event loop up.
+"""Thread pool for work that would block an event loop.
 
-Does what `concurrent.futures.ThreadPoolExecutor` does, with daemon threads, so that work that never ends cannot keep
-the process alive, and with a line that is fair to tenants. A thread that cannot be started costs no call: work stays in
-line for the threads that there are.
+It differs from `concurrent.futures.ThreadPoolExecutor` in three points. Its threads are daemons, so endless work does
+not keep the process alive. Its queue is fair to tenants. If a thread cannot be started, work waits for the others.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from cotenant.shortages import start_thread
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]
-"""Work in steps: it yields the cost of the next step, and returns what it has made."""
+"""Work in steps: yields the cost of the next step, and returns the result."""
 
 _log = logging.getLogger("cotenant.frontend")
 _QUANTUM_BYTES = 1 << 20
-"""Bytes of a tenant's turn. 1 MiB of JSON is decoded in about 8 ms."""
+"""Quantum of the deficit round robin in bytes. Decoding 1 MiB of JSON takes about 8 ms."""
 
 
 class LoopThreads:
-    """Runs work on at most `limit` threads, which are started when all are busy; further work waits in a FairLine.
+    """Pool of at most `limit` threads, started when all others are busy; further work waits in a FairLine.
 
-    The first thread is there from the start, so that work in line always has one. Raises CotenantError where it cannot
-    be started.
+    The first thread starts at once, so queued work always has one. Raises CotenantError if it cannot be started.
     """
 
     def __init__(self, limit: int, name: str, nice: int = 0) -> None:
@@ -51,7 +49,7 @@ class LoopThreads:
             )
 
     def submit(self, function: Callable[[], T], key: str = "", cost: int = 1) -> Future[T]:
-        """Run a function on one of the threads. `key` names the tenant whose work it is, `cost` is in bytes."""
+        """Run a function on one of the threads. `key`: tenant to which the work is charged; `cost`: bytes."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -66,7 +64,7 @@ class LoopThreads:
         return future
 
     def submit_steps(self, steps: Steps[T], key: str, cost: int) -> Future[T]:
-        """Run work in steps, between which the threads take work of other keys. `cost` is that of the first step."""
+        """Run work in steps; between two steps the threads serve other keys. `cost`: bytes of the first step."""
         future: Future[T] = Future()
 
         def step() -> None:
@@ -85,7 +83,7 @@ class LoopThreads:
         return future
 
     def shutdown(self) -> None:
-        """Let the threads end when the work is done; they are never waited for."""
+        """End the threads after the queued work, without waiting for them."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -101,16 +99,16 @@ class LoopThreads:
         self._start_one()
 
     def _start_one(self) -> None:
-        """Start a thread that is counted as started already; where there is none, work waits for the others."""
+        """Start a thread that is already counted; if that fails, work waits for the other threads."""
         thread = threading.Thread(target=self._run, name=f"{self._name}-{self._started}", daemon=True)
         try:
-            start_thread(thread, f"calls wait in line for the threads of {self._name} that there are")
+            start_thread(thread, f"calls wait for the running threads of {self._name}")
         except RuntimeError:
             with self._changed:
                 self._started -= 1
 
     def _next(self) -> Callable[[], None] | None:
-        """The next piece of work, which is waited for; None when all is done and none is to come."""
+        """Wait for the next work item; None when the pool is shut down and its queue is empty."""
         with self._changed:
             while (work := self._line.take()) is None and not self._is_over:
                 self._changed.wait()
@@ -122,8 +120,8 @@ class LoopThreads:
         while (work := self._next()) is not None:
             try:
                 work()
-            except Exception:  # of what is called when the work is done
-                _log.exception("a call of %s failed", self._name)
+            except Exception:  # raised by a callback of the future
+                _log.exception("a callback of %s failed", self._name)
             finally:
                 with self._changed:
                     self._unfinished -= 1

@@ -1,4 +1,4 @@
-"""What HTTP and gRPC answer alike, but for infer: plain values under the protocol's names."""
+"""Control answers shared by HTTP and gRPC, as plain values under the protocol's names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ NO_OVERRIDES = (
 )
 _DURATIONS = (
     *("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"),
-    *("cache_hit", "cache_miss"),  # which nobody counts: there is no cache
+    *("cache_hit", "cache_miss"),  # always 0: there is no response cache
 )
 
 
 def model_metadata(backend: Describe, model: str, version: str) -> dict[str, Any]:
-    """The metadata of one model."""
+    """Metadata of one model."""
     found = asdict(backend.metadata(model, version))
-    del found["max_batch_size"]  # which is told in the configuration
+    del found["max_batch_size"]  # part of the configuration, not of the metadata
     for tensor in (*found["inputs"], *found["outputs"]):
-        del tensor["is_ranked"]  # for which the protocol has no word
+        del tensor["is_ranked"]  # not part of the protocol
     return found
 
 
 def model_index(backend: Control, ready_only: bool) -> list[dict[str, Any]]:
-    """The lines of the repository index."""
+    """Lines of the repository index."""
     return [asdict(entry) for entry in backend.index(ready_only)]
 
 
 def model_statistics(backend: Control, model: str, version: str) -> list[dict[str, Any]]:
-    """The counters of one model, or of all when `model` is empty."""
+    """Counters of one model, or of all if `model` is empty."""
     return [_statistics(entry) for entry in backend.statistics(model, version)]
 
 

@@ -1,4 +1,4 @@
-"""Work in line by tenant, served in turns: deficit round robin."""
+"""Fair queue of work by tenant: deficit round robin."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ T = TypeVar("T")
 
 
 class FairLine(Generic[T]):
-    """A queue of work with a key and a cost, in which keys are served in turns of about `quantum` of cost.
+    """Queue of work items with a key and a cost, served by deficit round robin (Shreedhar and Varghese, 1995).
 
-    Deficit round robin (Shreedhar and Varghese, 1995), in the form that lets a key overdraw its credit: at its turn a
-    key's credit grows by `quantum`, and its pieces of work are taken, first come first served, while the credit is
-    positive; each takes its cost off. So between two turns of a key every other key gets at most `quantum` and one
-    piece, and a key without debt waits for no more than that. A debt is kept until work of no key is in line. Not
-    thread-safe.
+    In this variant a key may overdraw its credit. In a round, a key's credit grows by `quantum`:
+    `credit += quantum; while credit > 0 and queue: credit -= cost(pop(queue))`.
+    So in a round every other key gets at most `quantum` plus one item. A debt is kept until the whole queue is empty.
+    Not thread-safe.
     """
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
         self._lines: dict[str, deque[tuple[int, T]]] = {}
-        self._turns: deque[str] = deque()
-        """The keys with work in line; the first one has its turn next, or has it now."""
+        self._active_keys: deque[str] = deque()
+        """Keys with queued work, in round-robin order; the first key is served next."""
         self._credits: dict[str, int] = {}
-        """Of the keys in line, and the debts of others."""
-        self._has_turn = False
+        """Credits of active keys, and debts of inactive keys."""
+        self._is_credited = False
+        """The first key has its quantum of this round."""
 
     def put(self, key: str, cost: int, work: T, *, is_rest: bool = False) -> None:
-        """Put work in line, `is_rest` before all other work of its key. `cost` has the unit of the quantum."""
+        """Add work; with `is_rest` ahead of other work of its key. `cost` is in units of the quantum."""
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = deque()
-            self._turns.append(key)
+            self._active_keys.append(key)
         if is_rest:
             line.appendleft((cost, work))
         else:
             line.append((cost, work))
 
     def take(self) -> T | None:
-        """Take the next piece of work; None where there is none."""
-        turns, credits_ = self._turns, self._credits
-        while turns:
-            key = turns[0]
-            if not self._has_turn:
-                self._has_turn = True
+        """Remove and return the next work item; None if the queue is empty."""
+        active_keys, credits_ = self._active_keys, self._credits
+        while active_keys:
+            key = active_keys[0]
+            if not self._is_credited:
+                self._is_credited = True
                 credits_[key] = credits_.get(key, 0) + self._quantum
             if credits_[key] > 0:
                 line = self._lines[key]
@@ -53,16 +53,16 @@ class FairLine(Generic[T]):
                 if not line:
                     self._leave(key)
                 return work
-            self._has_turn = False
-            turns.rotate(-1)
+            self._is_credited = False
+            active_keys.rotate(-1)
         return None
 
     def _leave(self, key: str) -> None:
-        """A key has no more work in line: its credit is lost, its debt is not."""
-        self._has_turn = False
-        self._turns.popleft()
+        """Remove a key without queued work: its credit is lost, its debt is kept."""
+        self._is_credited = False
+        self._active_keys.popleft()
         del self._lines[key]
-        if not self._turns:
+        if not self._active_keys:
             self._credits.clear()
         elif self._credits[key] >= 0:
             del self._credits[key]

@@ -1,4 +1,4 @@
-"""The front-ends of a server, as its settings say: HTTP, gRPC, and HTTP for the administration where it has a port."""
+"""Front-ends of a server by its settings: HTTP, gRPC, and HTTP for administration if it has a port."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
 _LEAST_GRACE_S = 0.7
-"""Time that clients have at least to read their answers when the server stops."""
+"""Minimum seconds that clients have to read their answers when the server stops."""
 
 
 def front_ends(
     backend: Backend, section: ServerSection, loop: ServeLoop, processes: int = 1
 ) -> dict[str, HttpServer | GrpcServer]:
-    """The servers of a backend on a loop, by the settings that name their ports; one of so many `processes`, which
-    share the limits of connections and of bodies."""
+    """Create the protocol servers of a backend on a loop, by the name of their port setting. The limits of connections
+    and bodies are divided by `processes`, the number of front-end processes."""
     usual = Limits()
     limits = replace(
         usual,
@@ -44,7 +44,7 @@ def front_ends(
 
 
 def stop_front_ends(servers: Iterable[HttpServer | GrpcServer], until_s: float) -> None:
-    """Stop them all. Clients may read their answers until `until_s` of the monotonic clock, and for _LEAST_GRACE_S."""
+    """Stop all servers. Clients may read answers until `until_s` of the monotonic clock, at least _LEAST_GRACE_S."""
     grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
     stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in servers]
     for thread in stopping:

@@ -1,4 +1,4 @@
-"""Whether a request over gRPC is taken, as far as that is known before its tensors are decoded."""
+"""Admission of gRPC requests before their tensors are decoded: memory budget and gates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cotenant.wire.skim import model_of
 
 
 class Incoming:
-    """One request: the model that it names, once that is known, and the count of its bytes, if they are counted."""
+    """Request being received: its model, once known, and its counted bytes, if any."""
 
     __slots__ = ("arrival_ns", "held", "name")
 
@@ -19,22 +19,22 @@ class Incoming:
         self.arrival_ns = arrival_ns
         self.held: Held | None = None
         self.name: tuple[str, str] | None = None
-        """Model and version."""
+        """Model and version; None while unknown."""
 
     @property
     def model(self) -> str:
-        """The model, "" while it is not known."""
+        """Model name; "" while unknown."""
         return self.name[0] if self.name is not None else ""
 
-    def let_go(self) -> None:
-        """The request is over."""
+    def release(self) -> None:
+        """Release the counted bytes, as the request is over."""
         held, self.held = self.held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
 
 class GrpcAdmission:
-    """Counts the bytes of requests, and refuses those that the backend would refuse whatever is in them."""
+    """Admission control: counts bytes of requests, and refuses requests at a shut gate."""
 
     def __init__(self, backend: Infer, limits: Limits, pending: PendingBytes) -> None:
         self._backend = backend
@@ -42,7 +42,7 @@ class GrpcAdmission:
         self._pending = pending
 
     def count(self, incoming: Incoming, nbytes: int) -> None:
-        """Count bytes of a request that have come, or are to come. Raises ServeError where there is no room."""
+        """Count received or announced bytes of a request. Raises ServeError (UNAVAILABLE) if there is no room."""
         try:
             if incoming.held is not None:
                 incoming.held.grow(nbytes)
@@ -53,8 +53,8 @@ class GrpcAdmission:
             raise
 
     def start(self, incoming: Incoming, encoding: bytes | None, start: bytes) -> None:
-        """Look for the model at the start of a message that is large, or has not come whole; `encoding` is that of a
-        compressed one. Raises ServeError as `admit` does."""
+        """Find the model in the first bytes of a large or incomplete message, and admit the request. `encoding`:
+        compression of the message, if any. Raises ServeError as `admit` does."""
         if incoming.name is None:
             if encoding is not None:
                 start = inflated_start(encoding, start, START_BYTES)
@@ -63,7 +63,7 @@ class GrpcAdmission:
                 self.admit(incoming, *name)
 
     def admit(self, incoming: Incoming, model: str, version: str) -> None:
-        """The request names its model. Raises ServeError where that takes none now, or has no room for its bytes."""
+        """Admit a request of a known model. Raises ServeError if its gate is shut or there is no room."""
         if incoming.name == (model, version):
             return
         incoming.name = model, version

@@ -1,8 +1,8 @@
-"""The gRPC front-end: calls of `inference.GRPCInferenceService` and `grpc.health.v1.Health` to queries of a backend.
+"""gRPC front-end: serves `inference.GRPCInferenceService` and `grpc.health.v1.Health` for a backend.
 
-It holds no scheduling state: it decodes, submits, hears of the one end of each query and encodes. It never blocks its
-event loop: whatever can take long (control calls, compression, typed contents) runs in a thread. Messages are parsed
-here, so that a malformed one is the client's INVALID_ARGUMENT.
+It has no scheduling state: it decodes, submits, receives one outcome per query and encodes. It never blocks its event
+loop: slow work (control calls, compression, typed contents) runs in a thread. It parses messages itself, so a
+malformed message gets INVALID_ARGUMENT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_
 Method = Callable[["UnaryCall", Packed], None]
 
 _MOST_LOADS = 32
-"""Calls that wait for a load; further ones are refused."""
+"""Maximum number of calls that wait for a load; further ones are refused."""
 _SPENT_HEADER = SPENT_KEY.encode()
 _INFER = f"/{SERVICE}/ModelInfer".encode()
 _STREAM = f"/{SERVICE}/ModelStreamInfer".encode()
@@ -52,7 +52,7 @@ _UNSERVED = {
 
 
 class GrpcApp:
-    """Answers calls, with the threads of its loop and a line of loads, which `close` lets go. Implements H2App."""
+    """Handler of gRPC calls, with the threads of its loop and a queue of loads. Implements H2App."""
 
     def __init__(self, backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> None:
         self._backend = backend
@@ -66,13 +66,13 @@ class GrpcApp:
         self._methods = self._control_methods()
 
     def close(self) -> None:
-        """Take no further load; calls in progress are not waited for."""
+        """Refuse further loads, without waiting for calls in progress."""
         self.loads.close()
 
     # --- H2App ----------------------------------------------------------------------------------------------------
 
     def opened(self, stream: H2Stream) -> Receiver | None:
-        """Find the method of a call."""
+        """Create the call of a new stream by its method; None if it is refused."""
         fields = dict(stream.headers)
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(((b":status", b"415"),))
@@ -94,20 +94,20 @@ class GrpcApp:
             return ReflectionCall(stream, fields, self._limits)
         else:
             name = path.decode("latin-1")
-            sentence = _UNSERVED.get(name, f"method {shown(name)} is not served here")
+            sentence = _UNSERVED.get(name, f"method {shown(name)} is not served by this server")
             stream.refuse((*HEADERS, *status_fields(UNIMPLEMENTED, sentence)))
         return None
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
     def infer(self, call: UnaryCall, data: Packed) -> None:
-        """Begin with the only message of a call, whose slot is taken."""
+        """Handle the message of an infer call that holds a slot."""
         message = parse("ModelInferRequest", data)
         self.admission.admit(call.incoming, message.model_name, message.model_version)
         self.decode(call, call.incoming, message, len(data), partial(self._submit, call))
 
     def take_slot(self, call: Call) -> None:
-        """Count a call until it is over. Raises ServeError where there are too many."""
+        """Count a call until it is over. Raises ServeError (UNAVAILABLE) above the limit."""
         if self._in_progress >= self._limits.max_concurrent_rpcs:
             text = f"{self._limits.max_concurrent_rpcs} gRPC calls are in progress, the limit; try again later"
             raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED))
@@ -123,14 +123,14 @@ class GrpcApp:
         then: Callable[[Packed], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
+        """Decompress a message in a thread, then call `then` on the loop."""
         if not is_packed:
             then(data)
             return
 
         def inflated(made: Packed) -> None:
             if call.is_over:
-                incoming.let_go()
+                incoming.release()
                 return
             self.admission.count(incoming, len(made))
             then(made)
@@ -147,7 +147,7 @@ class GrpcApp:
         then: Callable[[WireRequest], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Decode a request, at once or in a thread, and do on the loop what follows from it."""
+        """Decode a request, at once or in a thread, then call `then` on the loop."""
         if is_slow(message, nbytes):
             work = partial(codec_grpc.decode_request, message, self._limits)
             self.off_loop.convert(incoming.model, nbytes, work, then, failed or call.fail_with, incoming.held)
@@ -171,7 +171,7 @@ class GrpcApp:
             call.on_gone = partial(self._backend.cancel, query)
 
     def _ended(self, call: UnaryCall, wire: WireRequest, result: InferResult) -> None:
-        """A query has ended: answer it."""
+        """Answer an ended query."""
         number = () if result.refusal else ((QUERY_KEY, str(result.query)),)
         call.on_gone = None
         if result.outcome not in ANSWERS:
@@ -231,7 +231,7 @@ class GrpcApp:
         if self._access is Access.CLOSED:
             raise ServeError(Status.FORBIDDEN, CLOSED)
         if self._loading >= _MOST_LOADS:
-            text = f"{_MOST_LOADS} gRPC calls wait for loads already, the limit; try again when some have ended"
+            text = f"{_MOST_LOADS} gRPC calls wait for loads already, the limit; try again later"
             raise ServeError(Status.UNAVAILABLE, text)
         future = LOADS[name](self.loads, parse(f"{name}Request", data))
         self._loading += 1
@@ -244,21 +244,21 @@ class GrpcApp:
 
 
 class UnaryCall(Call):
-    """A call with one request and one answer."""
+    """Call with one request and one answer."""
 
     def __init__(
         self, app: GrpcApp, method: Method, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits
     ) -> None:
         super().__init__(stream, fields, limits)
         self.on_gone: Callable[[], None] | None = None
-        """Called once if the call ends before its answer."""
+        """Called once if the call ends before its answer; cancels its query."""
         self.incoming = Incoming(stream.arrival_ns)
         self._app = app
         self._method = method
         self._is_taken = False
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """Begin with the only message."""
+        """Start with the only message."""
         if self._is_taken:
             if messages:
                 raise bad("the call has a second message, expected one")
@@ -270,41 +270,41 @@ class UnaryCall(Call):
             raise bad("the call has no message, expected one")
 
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
-        """Count the message, whose length is known."""
+        """Count the message, as its length is known."""
         if self.incoming.held is None:
             self._app.admission.count(self.incoming, nbytes)
 
     def begin(self, is_packed: bool, data: Packed) -> None:
-        """The message has come."""
+        """Count, decompress and handle the complete message."""
         if self.incoming.held is None and len(data) >= COUNTED_FROM_BYTES:
             self._app.admission.count(self.incoming, len(data))
         self._app.unpacked(self, self.incoming, is_packed, data, partial(self._method, self))
 
     def is_waiting(self) -> bool:
-        """Whether the message has not come."""
+        """Whether the message is missing or incomplete."""
         return not self._is_taken
 
     def withdraw(self) -> None:
-        """Cancel the query, and count the message no more."""
-        self.incoming.let_go()
+        """Cancel the query and release the counted bytes."""
+        self.incoming.release()
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()
 
 
 class InferCall(UnaryCall):
-    """A call of one inference, which may be refused by the start of its message."""
+    """Call of one inference; the first bytes of its message may already cause a refusal."""
 
     def __init__(self, app: GrpcApp, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
         super().__init__(app, app.infer, stream, fields, limits)
 
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
-        """Count the message, and look for its model."""
+        """Count the message and find its model."""
         super().coming(is_packed, start, nbytes)
         self._app.admission.start(self.incoming, self.encoding if is_packed else None, start)
 
     def begin(self, is_packed: bool, data: Packed) -> None:
-        """The message has come: look for its model where that is cheaper than to take it apart."""
+        """Handle the complete message; a large one is admitted by its first bytes, before it is parsed."""
         self._app.take_slot(self)
         if is_packed or len(data) >= OFF_LOOP_BYTES:
             encoding = self.encoding if is_packed else None

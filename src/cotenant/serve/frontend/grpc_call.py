@@ -1,4 +1,4 @@
-"""One call of gRPC as a receiver of a stream of HTTP/2: its messages, its deadline, its status."""
+"""gRPC call on an HTTP/2 stream: messages, deadline and status."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _log = logging.getLogger("cotenant.grpc")
 
 INTERNAL_ERROR = "internal error; the server's log has the details"
 MESSAGE_SLACK_BYTES = 1 << 20
-"""Room for names, shapes and parameters beside tensors that fill the body limit."""
+"""Allowance in bytes for names, shapes and parameters, beyond the body limit for tensors."""
 _MAX_DETAIL_CHARS = 1000
-"""Error details travel in trailing metadata, of which clients accept 8 KiB."""
+"""Maximum length of an error message: it travels in trailing metadata, of which clients accept 8 KiB."""
 _BYTES_PER_S = 1024
-"""A message that has been coming for longer than the limit has to come at least so fast."""
+"""Minimum rate of a message in bytes per second, once it exceeds the time limit."""
 _JOIN_UP_TO_BYTES = 64 << 10
-"""Messages up to this size are joined with their prefix; for larger ones that costs more than a second piece."""
+"""Size up to which a message is joined with its prefix; joining larger ones costs more than a second write."""
 Packed = bytes | bytearray
-"""A message as it came."""
+"""Message as received, possibly compressed."""
 _ENCODINGS = (b"gzip", b"deflate")
 HEADERS: Headers = (
     (b":status", b"200"),
@@ -55,7 +55,7 @@ OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
 
 
 class Call:
-    """A call. Implements Receiver; subclasses take its messages by `take`."""
+    """Base class of calls. Implements Receiver; a subclass handles messages in `take`."""
 
     def __init__(self, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
         self.stream = stream
@@ -65,20 +65,20 @@ class Call:
         timeout = fields.get(b"grpc-timeout")
         self.timeout_s = None if timeout is None else read_timeout_s(timeout)
         self.is_over = False
-        """Answered, or the client has gone."""
+        """The call is answered, or the client has disconnected."""
         self.has_begun = False
         """Response headers are sent."""
         self.on_finish: Callable[[], None] | None = None
-        """Called once when the call is over, in whatever way."""
+        """Called once when the call is over."""
         self._reader = MessageReader(limits.max_body_bytes + MESSAGE_SLACK_BYTES)
         self._is_expecting = False
         self._deadline_s = self._since_s = 0.0
-        """By the clock of the loop, from when it was looked at first; 0 before that."""
+        """Deadline of the call and start of the current message, in loop time; 0 before the first check."""
 
     # --- Receiver -------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes, is_end: bool) -> None:
-        """Take the messages from the data."""
+        """Read messages from the data and pass them to `take`."""
         if self.is_over:
             return
         reader = self._reader
@@ -104,15 +104,15 @@ class Call:
             self.fail_with(error)
 
     def drained(self) -> None:
-        """Do nothing: only some calls wait until their answers have left."""
+        """Do nothing, unless a subclass waits for sent answers."""
 
     def gone(self) -> None:
-        """The client wants no answer any more."""
+        """Finish a call that the client has cancelled."""
         if not self.is_over:
             self.finish()
 
-    def look(self, now_s: float) -> None:
-        """End the call at its deadline, or when its message takes too long to come."""
+    def check_timeouts(self, now_s: float) -> None:
+        """End the call at its deadline, or if its message arrives too slowly."""
         if not self._deadline_s and self.timeout_s is not None:
             self._deadline_s = now_s + self.timeout_s
         if self._deadline_s and now_s > self._deadline_s:
@@ -122,13 +122,13 @@ class Call:
         elif not self._since_s:
             self._since_s = now_s
         elif now_s - self._since_s > self.limits.max_body_s + self._reader.came / _BYTES_PER_S:
-            self.fail(DEADLINE_EXCEEDED, f"the message has not come within {self.limits.max_body_s:g} s")
+            self.fail(DEADLINE_EXCEEDED, f"the message was not complete within {self.limits.max_body_s:g} s")
 
     def shut_down(self) -> None:
-        """Do nothing: a call in progress goes on, but for a stream."""
+        """Do nothing: a call in progress continues. Streams override this."""
 
-    def give_up(self) -> None:
-        """Answer that the server is stopping."""
+    def abort(self) -> None:
+        """Fail the call: the server is stopping."""
         if not self.is_over:
             self.fail_with(ServeError(Status.UNAVAILABLE, "the server is stopping", FAILURE))
 
@@ -136,22 +136,21 @@ class Call:
 
     @abstractmethod
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """Messages have come, or the end, or a part of a message. What is raised is the status of the call."""
+        """Handle messages, the end, or a part of a message. A raised error becomes the status of the call."""
 
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
-        """A part of a message of `nbytes` has come, with these bytes at its start. What is raised is the status of the
-        call."""
+        """Handle the first bytes of an incomplete message of `nbytes`. A raised error becomes the status."""
 
     @abstractmethod
     def withdraw(self) -> None:
-        """Cancel what is in progress, as the call is over."""
+        """Cancel the queries of a call that is over."""
 
     def is_waiting(self) -> bool:
-        """Whether the call waits for the rest of a message."""
+        """Whether a message is incomplete."""
         return not self._reader.is_between
 
     def finish(self) -> None:
-        """The call is over: cancel what is in progress."""
+        """Mark the call as over and cancel its queries."""
         self.is_over = True
         self.withdraw()
         on_finish, self.on_finish = self.on_finish, None
@@ -167,7 +166,7 @@ class Call:
             self.stream.send(data)
 
     def answer(self, data: bytes) -> None:
-        """Send the only message, the first time."""
+        """Send the response message and end the call; further calls are ignored."""
         if not self.is_over:
             self.finish()
             self.stream.respond(HEADERS)
@@ -175,7 +174,7 @@ class Call:
             self.stream.end(OK_TRAILERS)
 
     def fail(self, code: int, message: str, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        """End the call with a status, the first time."""
+        """End the call with an error status; further calls are ignored."""
         if self.is_over:
             return
         self.finish()
@@ -184,24 +183,24 @@ class Call:
         fields += [(key.encode(), value.encode()) for key, value in pairs]
         end = partial(self.stream.end, fields) if self.has_begun else partial(self.stream.refuse, (*HEADERS, *fields))
         if code == CODES["INVALID_ARGUMENT"]:
-            self.stream.blame(end)
+            self.stream.answer_malformed(end)
         else:
             end()
 
     def fail_with(self, error: BaseException, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        """End the call with the status of an error; one that is not foreseen goes to the log."""
+        """End the call with the status of an error; an unexpected error is logged."""
         match error:
             case ServeError():
                 self.fail(CODES[error.status.value[1]], error.message, (*pairs, *error.ending.pairs()))
             case FrameError():
                 self.fail(error.code, error.message, (*pairs, *FAILURE.pairs()))
             case _:
-                _log.error("%s failed", self.fields[b":path"].decode("latin-1"), exc_info=error)
+                _log.error("gRPC call %s failed", self.fields[b":path"].decode("latin-1"), exc_info=error)
                 self.fail(INTERNAL, INTERNAL_ERROR, (*pairs, *FAILURE.pairs()))
 
 
 def unpacking(encoding: bytes, data: Packed, limits: Limits) -> Steps[bytes]:
-    """Undo the compression of a message in steps, as `codec_http.inflating` does. Raises FrameError and ServeError."""
+    """Decompress a message in steps, as `codec_http.inflating` does. Raises FrameError and ServeError."""
     if encoding not in _ENCODINGS:
         text = f"messages compressed by {encoding.decode('latin-1')!r} are not supported, expected gzip or deflate"
         raise FrameError(UNIMPLEMENTED, text)
@@ -215,15 +214,15 @@ def unpacking(encoding: bytes, data: Packed, limits: Limits) -> Steps[bytes]:
 
 
 def parse(kind: str, data: Packed) -> Any:
-    """Make a message of its bytes. Raises ServeError."""
+    """Parse a protobuf message. Raises ServeError (INVALID_ARGUMENT)."""
     try:
         return MESSAGES[kind].FromString(data)
     except DecodeError:
-        raise bad(f"the bytes received are no {kind} message") from None
+        raise bad(f"the received bytes are not a {kind} message") from None
 
 
 def is_slow(message: Any, nbytes: int) -> bool:
-    """Whether a ModelInferRequest takes long to decode: raw tensors do not, but for BYTES, whose elements are many."""
+    """Whether decoding a ModelInferRequest takes long: typed contents and raw BYTES tensors do."""
     if nbytes < OFF_LOOP_BYTES:
         return False
     return not message.raw_input_contents or any(tensor.datatype == "BYTES" for tensor in message.inputs)

@@ -1,4 +1,4 @@
-"""Every gRPC method but infer: health, metadata, configuration, statistics, repository."""
+"""gRPC methods except inference: health, metadata, configuration, statistics, repository."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _model_statistics(backend: Control, message: Any) -> Any:
 def _check_repository(name: str) -> None:
     if name:
         raise ServeError(
-            Status.INVALID_ARGUMENT, f"repository_name is {shown(name)}, expected none: there is one repository"
+            Status.INVALID_ARGUMENT,
+            f"repository_name is {shown(name)}, expected an empty one: the server has one repository",
         )
 
 
@@ -73,7 +74,7 @@ def _unload(line: LoadLine, message: Any) -> Future[None]:
 
 
 def health(backend: Control, message: Any) -> Any:
-    """Answer the standard health check: SERVING while queries are accepted. NOT_FOUND for a service not served."""
+    """Answer the standard health check: SERVING while queries are accepted. NOT_FOUND for an unknown service."""
     if message.service not in ("", SERVICE, HEALTH_SERVICE):
         raise ServeError(Status.NOT_FOUND, f"service {shown(message.service)} is not served here, only {SERVICE}")
     response = MESSAGES["HealthCheckResponse"]
@@ -85,7 +86,7 @@ OF_MODEL: dict[str, Callable[[Describe, Any], Any]] = {
     "ModelMetadata": _model_metadata,
     "ModelConfig": _model_config,
 }
-"""The methods that describe a model."""
+"""Methods that describe a model."""
 CONTROL: dict[str, Callable[[Control, Any], Any]] = {
     **OF_MODEL,
     "ServerLive": _server_live,
@@ -94,11 +95,11 @@ CONTROL: dict[str, Callable[[Control, Any], Any]] = {
     "ModelStatistics": _model_statistics,
     "RepositoryIndex": _index,
 }
-"""The methods that are answered by one blocking call; the request of each is `<method>Request`."""
+"""Methods answered by one blocking call; the request type is `<method>Request`."""
 PROMPT = frozenset({"ServerLive", "ServerReady", "ServerMetadata", "ModelReady"})
-"""Of these, the ones that take no time."""
+"""Methods of `CONTROL` that never block."""
 LOADS: dict[str, Callable[[LoadLine, Any], Future[None]]] = {
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
 }
-"""The methods that wait in the line of loads, named likewise; their answers say nothing."""
+"""Methods that wait in the queue of loads, with the same naming; their answers are empty."""

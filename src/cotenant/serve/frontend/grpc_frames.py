@@ -1,4 +1,4 @@
-"""What gRPC puts on HTTP/2: messages behind their lengths, time-outs, statuses and sentences."""
+"""Framing of gRPC over HTTP/2: length-prefixed messages, time-outs, status trailers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CODES = {
     "INTERNAL": INTERNAL,
     "UNAVAILABLE": 14,
 }
-"""Number of a status by its name, of those that are used."""
+"""Status code by name, for the statuses in use."""
 PREFIX_BYTES = 5
 START_BYTES = 1 << 10
-"""Bytes at the start of a message in which the name of its model is looked for."""
+"""Prefix of a message in bytes that is searched for the name of its model."""
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
 
 
 class FrameError(Exception):
-    """Bytes that are no message, or one too large. `code` is the status of the call."""
+    """Invalid or too large message. `code`: status of the call."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class FrameError(Exception):
 
 
 class MessageReader:
-    """Takes the messages of one call from its data."""
+    """Incremental reader of the messages of one call."""
 
     __slots__ = ("_body", "_filled", "_is_packed", "_most_bytes", "_prefix")
 
@@ -48,27 +48,27 @@ class MessageReader:
 
     @property
     def is_between(self) -> bool:
-        """Whether no part of a message has come that is not complete."""
+        """Whether no incomplete message is buffered."""
         return self._body is None and not self._prefix
 
     @property
     def came(self) -> int:
-        """Bytes that have come of the message in progress."""
+        """Received bytes of the message in progress."""
         return self._filled + len(self._prefix)
 
     @property
     def start(self) -> tuple[bool, bytes]:
-        """Of the message in progress: whether it is compressed, and its first bytes, as far as they have come."""
+        """Whether the message in progress is compressed, and its received first bytes."""
         body = self._body
         return self._is_packed, b"" if body is None else bytes(body[: min(self._filled, START_BYTES)])
 
     @property
     def length(self) -> int:
-        """Bytes of the message in progress; 0 where that is not known."""
+        """Length in bytes of the message in progress; 0 if unknown."""
         return 0 if self._body is None else len(self._body)
 
     def feed(self, data: bytes) -> list[tuple[bool, bytes | bytearray]]:
-        """The messages that are complete with this data, each with whether it is compressed. Raises FrameError."""
+        """Add data; returns completed messages, each with a flag whether it is compressed. Raises FrameError."""
         if (
             self._body is None
             and not self._prefix
@@ -102,26 +102,26 @@ class MessageReader:
 
     def _begin(self, flag: int, length: int) -> bytearray:
         if flag > 1:
-            raise FrameError(INTERNAL, f"the flag before a message is {flag}, expected 0 or 1")
+            raise FrameError(INTERNAL, f"the compression flag of a message is {flag}, expected 0 or 1")
         if length > self._most_bytes:
-            text = f"a message of {length} bytes is larger than {self._most_bytes}, the limit"
+            text = f"a message has {length} bytes, expected at most {self._most_bytes}"
             raise FrameError(RESOURCE_EXHAUSTED, text)
         self._is_packed = flag == 1
         return bytearray(length)
 
 
 def prefix_of(data: bytes) -> bytes:
-    """What comes before a message that is not compressed."""
+    """Length prefix of an uncompressed message."""
     return b"\0" + len(data).to_bytes(4, "big")
 
 
 def read_timeout_s(text: bytes) -> float | None:
-    """The value of `grpc-timeout` in seconds; None where it is none."""
+    """Parse `grpc-timeout` in seconds; None for an invalid value."""
     unit = _UNITS_S.get(text[-1:])
     digits = text[:-1]
     return int(digits) * unit if unit is not None and digits.isdigit() and len(digits) <= 8 else None
 
 
 def status_fields(code: int, message: str) -> list[tuple[bytes, bytes]]:
-    """The trailers that tell a status and its sentence."""
+    """Trailers with a status and its message."""
     return [(b"grpc-status", b"%d" % code), (b"grpc-message", quote(message, safe=_PLAIN).encode())]

@@ -1,4 +1,4 @@
-"""The standard health service's stream of states."""
+"""Watch method of the standard gRPC health service."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES
 WATCH = f"/{HEALTH_SERVICE}/Watch".encode()
 """Path of the method."""
 _MOST_QUESTION_BYTES = 64 << 10
-"""A question is a name. It is read, and inflated, on the loop."""
+"""Maximum bytes of a request, which has only a name. It is read and decompressed on the loop."""
 
 
 class WatchCall(Call):
-    """One stream of the states of a service: the state at once, and whenever it has changed, to a second."""
+    """Stream of the health states of a service: the current state, then each change within a second."""
 
     def __init__(self, backend: Control, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
         super().__init__(stream, fields, replace(limits, max_body_bytes=_MOST_QUESTION_BYTES))
         self._backend = backend
-        self._asked: Any = None
-        self._told: bytes | None = None
+        self._request: Any = None
+        self._sent_state: bytes | None = None
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """Begin with the only message."""
-        if messages and self._asked is not None:
+        """Handle the request message and send the current state."""
+        if messages and self._request is not None:
             raise bad("the call has a second message, expected one")
         if messages:
             is_packed, data = messages[0]
             if is_packed:
                 data = at_once(unpacking(self.encoding, data, self.limits))
-            self._asked = parse("HealthCheckRequest", data)
+            self._request = parse("HealthCheckRequest", data)
             self.stream.release()
             self.has_begun = True
             self.stream.respond(HEADERS)
-            self._tell()
-        elif is_end and self._asked is None:
+            self._send_state()
+        elif is_end and self._request is None:
             raise bad("the call has no message, expected one")
 
     def is_waiting(self) -> bool:
-        """Whether the message has not come."""
-        return self._asked is None
+        """Whether the request message is missing."""
+        return self._request is None
 
-    def look(self, now_s: float) -> None:
-        """Tell of a change."""
-        super().look(now_s)
-        if not self.is_over and self._asked is not None and not self.stream.unsent():
-            self._tell()
+    def check_timeouts(self, now_s: float) -> None:
+        """Enforce time limits, and send the state if it has changed."""
+        super().check_timeouts(now_s)
+        if not self.is_over and self._request is not None and not self.stream.unsent():
+            self._send_state()
 
     def shut_down(self) -> None:
-        """Tell the last state, and end."""
-        if self._asked is not None and not self.is_over:
-            self._tell()
+        """Send the last state and end the stream."""
+        if self._request is not None and not self.is_over:
+            self._send_state()
         self.fail_with(ServeError(Status.UNAVAILABLE, "the server is stopping"))
 
     def withdraw(self) -> None:
-        """Nothing is in progress."""
+        """Do nothing: the call has no query."""
 
-    def _tell(self) -> None:
+    def _send_state(self) -> None:
         try:
-            state = health(self._backend, self._asked)
+            state = health(self._backend, self._request)
         except ServeError:
             response = MESSAGES["HealthCheckResponse"]
             state = response(status=response.SERVICE_UNKNOWN)
         data: bytes = state.SerializeToString()
-        if data != self._told:
-            self._told = data
+        if data != self._sent_state:
+            self._sent_state = data
             self.send(data)

@@ -1,4 +1,4 @@
-"""Deadlines of calls as time-outs of queries, and results as response messages."""
+"""Conversions for gRPC: call deadline to query time-out, result to response message."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cotenant.wire.codec import WireRequest
 from cotenant.wire.ending import FAILURE
 
 _DAY_S = 86_400.0
-"""A deadline beyond a day is no time-out that anyone meant."""
+"""Seconds; a call deadline that is further away counts as none."""
 
 
 def with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
-    """Take the deadline of the call as the time-out of the query."""
+    """Use the deadline of the call as the time-out of the query."""
     if remaining_s is None or remaining_s > _DAY_S:
         return wire
     request = structs.replace(wire.request, timeout_ns=max(1, int(remaining_s * 1e9)))
@@ -28,9 +28,9 @@ def with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
 def encode_answer(
     backend: Infer, wire: WireRequest, result: InferResult, replied: Callable[[InferResult], None] = lambda _: None
 ) -> Any:
-    """Make the response message of a query, and tell `replied`, see Backend, if it was answered.
+    """Build the response message of a query, and call `replied` if it was answered.
 
-    Raises ServeError when it was not, or cannot be written.
+    Raises ServeError if it was not answered or cannot be encoded.
     """
     if result.outcome not in ANSWERS:
         raise not_answered(result, ready=backend.ready())
@@ -39,7 +39,7 @@ def encode_answer(
         if wire.wants_classes:
             batched = backend.metadata(wire.request.model, wire.request.version).max_batch_size > 0
         return codec_grpc.encode_response(wire, result, batched)
-    except ServeError as error:  # it has run: it is not for a gateway to send it again
+    except ServeError as error:  # the query has run: a gateway must not retry it
         raise ServeError(error.status, error.message, FAILURE) from None
     finally:
         replied(result)

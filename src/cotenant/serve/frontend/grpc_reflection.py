@@ -1,4 +1,4 @@
-"""Server reflection of gRPC: the services that are served, and the descriptors of their messages."""
+"""gRPC server reflection: list of services and descriptors of their messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, POOL, REFLECTION_SERVICE
 REFLECTION = frozenset(f"/{service}/ServerReflectionInfo".encode() for service in REFLECTION_SERVICES)
 """Paths of the methods."""
 _MOST_QUESTION_BYTES = 64 << 10
-"""A question is a name. It is read, and inflated, on the loop."""
+"""Maximum bytes of a request, which has only a name. It is read and decompressed on the loop."""
 _MOST_UNREAD_BYTES = 256 << 10
-"""Answers that a client may leave unread."""
+"""Maximum unread bytes of answers."""
 
 
 class ReflectionCall(Call):
-    """One stream of questions, each answered at once."""
+    """Stream of reflection requests, each answered at once."""
 
     def __init__(self, stream: H2Stream, fields: Mapping[bytes, bytes], limits: Limits) -> None:
         super().__init__(stream, fields, replace(limits, max_body_bytes=_MOST_QUESTION_BYTES))
@@ -32,10 +32,10 @@ class ReflectionCall(Call):
         stream.respond(HEADERS)
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """Answer the questions."""
+        """Answer the requests."""
         for is_packed, data in messages:
             if self.stream.unsent() > _MOST_UNREAD_BYTES:
-                self.fail(RESOURCE_EXHAUSTED, "the answers of this stream are not read")
+                self.fail(RESOURCE_EXHAUSTED, "the client does not read the answers of this stream")
                 return
             if is_packed:
                 data = at_once(unpacking(self.encoding, data, self.limits))
@@ -47,7 +47,7 @@ class ReflectionCall(Call):
             self.stream.end(OK_TRAILERS)
 
     def withdraw(self) -> None:
-        """Nothing is in progress."""
+        """Do nothing: the call has no query."""
 
 
 def _answer(question: Any) -> Any:
@@ -68,14 +68,14 @@ def _answer(question: Any) -> Any:
         else:
             raise KeyError
     except KeyError:
-        asked = getattr(question, kind) if kind else "nothing"
+        name = getattr(question, kind) if kind else "nothing"
         answer.error_response.error_code = CODES["NOT_FOUND"]
-        answer.error_response.error_message = f"{shown(str(asked))} is not known here"
+        answer.error_response.error_message = f"{shown(str(name))} is unknown"
     return answer
 
 
 def _known(symbol: str) -> str:
-    """The name under which a symbol of the service's older name is known."""
+    """Translate a symbol of the older reflection service to its current name."""
     new, old = (service.rpartition(".")[0] for service in REFLECTION_SERVICES)
     return symbol.replace(old, new, 1) if symbol.startswith(f"{old}.") else symbol
 

@@ -1,4 +1,4 @@
-"""The gRPC server."""
+"""gRPC server of a backend."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
 _RESERVED_STREAMS = 64
-"""Streams of a connection that infer calls do not fill, so that calls beyond the limit are told of it, and health
-checks and control calls are answered."""
+"""HTTP/2 streams of a connection above the limit of infer calls. They serve health checks and control calls, and
+refuse further infer calls with a status."""
 
 
 class GrpcServer(LoopServer[GrpcApp, H2Connection]):
-    """Serves a backend over gRPC on a loop, by default one of its own; constructing it does no I/O.
+    """gRPC server of a backend on an event loop, by default its own. The constructor does no I/O.
 
-    `access` says whether it serves loads, by default what `access_at` says of the host.
+    `access`: access to loads, by default `access_at(host)`.
     """
 
     speaks = "gRPC"
@@ -37,9 +37,9 @@ class GrpcServer(LoopServer[GrpcApp, H2Connection]):
         super().__init__(backend, host, port, limits, loop, access)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse new calls, let those in progress end for `grace_s` seconds, then cancel them. Safe to repeat.
+        """Refuse new calls, wait `grace_s` seconds for calls in progress, then cancel them. Safe to repeat.
 
-        Streams take no further request and end with what they have taken.
+        Streams accept no further request, and end when the accepted ones are answered.
         """
         if self._app is not None:
             self._app.loads.close()

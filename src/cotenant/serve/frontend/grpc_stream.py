@@ -1,4 +1,4 @@
-"""One bidirectional gRPC stream of inferences: answers go out as they get ready, each with the id of its request."""
+"""Bidirectional gRPC stream of inferences: answers are sent as they become ready, each with the id of its request."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _log = logging.getLogger("cotenant.grpc")
 
 _ModelStreamInferResponse = MESSAGES["ModelStreamInferResponse"]
 _FIRST_IN_FLIGHT = 16
-"""Requests of a stream that are taken before its first answer tells how large they are."""
+"""Requests accepted before the first answer of a stream, which shows the size of answers."""
 _UNSENT_BYTES = 64 << 10
-"""Answers that wait for the client's window, or for the socket, as bytes; further ones wait as they are."""
+"""Encoded bytes that may wait for the client's window or the socket; further answers wait unencoded."""
 
 
 class Codec(Protocol):
-    """What a stream needs of the front-end."""
+    """Front-end as a stream uses it."""
 
     @property
     def off_loop(self) -> OffLoop:
-        """The threads beside the loop."""
+        """Thread pools of the loop."""
 
     @property
     def admission(self) -> GrpcAdmission:
-        """What refuses requests, and counts their bytes."""
+        """Admission control of requests."""
 
     def unpacked(
         self,
@@ -51,7 +51,7 @@ class Codec(Protocol):
         then: Callable[[Packed], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Undo the compression of a message, in a thread, and do on the loop what follows from it."""
+        """Decompress a message in a thread, then call `then` on the loop."""
 
     def decode(
         self,
@@ -62,7 +62,7 @@ class Codec(Protocol):
         then: Callable[[WireRequest], None],
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Decode a request, at once or in a thread, and do on the loop what follows from it."""
+        """Decode a request, at once or in a thread, then call `then` on the loop."""
 
 
 class _Request(NamedTuple):
@@ -76,7 +76,7 @@ class _Answer(NamedTuple):
     result: InferResult
     final_flag: bool
     nbytes: int
-    """What it keeps until it is written: its request and its outputs."""
+    """Bytes that it keeps until it is written: request and outputs."""
 
 
 class _Refusal(NamedTuple):
@@ -86,11 +86,11 @@ class _Refusal(NamedTuple):
 
 
 class StreamCall(Call):
-    """The state of one stream.
+    """State of one stream, with flow control by bytes.
 
-    Requests are taken as long as they and their answers find room: those that are finished as they are, of the others
-    each answer is believed to be as large as the largest so far. What is not taken is not released, so that the client
-    stops sending.
+    A request is accepted if `kept + request + (computing + 1) * largest <= max_stream_bytes`. `kept`: bytes of
+    accepted requests and finished answers; `largest`: the largest answer so far. Data of other requests are not
+    acknowledged, so the client stops sending.
     """
 
     def __init__(
@@ -100,37 +100,37 @@ class StreamCall(Call):
         self._codec = codec
         self._backend = backend
         self._incoming: Incoming | None = None
-        """The request of which a part has come."""
+        """Incomplete request."""
         self._waiting: deque[_Request] = deque()
-        """Requests that have come and are not taken."""
+        """Received requests that are not accepted yet."""
         self._outbox: deque[_Answer | _Refusal] = deque()
         self._leaving: list[int] = []
-        """Bytes that answers kept which are written and have not left."""
+        """Kept bytes of answers that are written and not sent yet."""
         self._taken = 0
         self._unwritten = 0
-        """Requests taken whose answers have not left."""
+        """Accepted requests with an answer that is not sent yet."""
         self._computing = 0
-        """Of these, the ones that have not ended."""
+        """Accepted requests that have not ended."""
         self._kept_bytes = 0
         self._largest_bytes: int | None = None
-        """Of all outputs so far; None before the first."""
+        """Largest answer so far; None before the first."""
         self._active: dict[int, int] = {}
-        """Queries in progress by the numbers of their requests."""
+        """Query numbers by request number, for queries in progress."""
         self._early: set[int] = set()
-        """Requests that were answered before `submit` returned their query."""
+        """Requests answered before `submit` returned their query number."""
         self._is_whole = False
-        """The client has sent all."""
+        """The client has sent all of its requests."""
         self._is_closing = self._is_encoding = self._is_advancing = False
 
     def begin(self) -> None:
-        """Tell the client that the stream is served."""
+        """Send the response headers."""
         self.has_begun = True
         self.stream.respond(HEADERS)
 
     # --- Call -----------------------------------------------------------------------------------------------------
 
     def take(self, messages: list[tuple[bool, Packed]], is_end: bool) -> None:
-        """Keep the requests until there is room for them."""
+        """Queue the requests until there is room."""
         self._is_whole = self._is_whole or is_end
         if messages and not self._is_closing:
             came_ns = self.stream.arrived_ns()
@@ -141,7 +141,7 @@ class StreamCall(Call):
         self._advance()
 
     def coming(self, is_packed: bool, start: bytes, nbytes: int) -> None:
-        """Count the message, whose length is known."""
+        """Count the message, as its length is known."""
         if self._incoming is None:
             self._incoming = Incoming(self.stream.arrived_ns())
             self._codec.admission.count(self._incoming, nbytes)
@@ -151,20 +151,20 @@ class StreamCall(Call):
         return not self._waiting and super().is_waiting()
 
     def drained(self) -> None:
-        """The answers written have left: there is room again."""
+        """Free the room of sent answers, and continue."""
         self._unwritten -= len(self._leaving)
         self._kept_bytes -= sum(self._leaving)
         self._leaving.clear()
         self._advance()
 
     def shut_down(self) -> None:
-        """Take no further request; the stream ends when those taken are answered."""
+        """Accept no further request; the stream ends when the accepted ones are answered."""
         self._is_closing = True
         self._forget_waiting()
         self._advance()
 
     def withdraw(self) -> None:
-        """Cancel the queries in progress, and tell of answers that never will be written."""
+        """Cancel queries in progress, and report answers that are never written."""
         for query in list(self._active.values()):
             self._backend.cancel(query)
         while self._outbox:
@@ -172,17 +172,17 @@ class StreamCall(Call):
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
-        """The requests that have come, and are not taken, never will be."""
+        """Drop received requests that are not accepted yet."""
         for request in self._waiting:
-            request.incoming.let_go()
+            request.incoming.release()
         self._waiting.clear()
         if self._incoming is not None:
-            self._incoming.let_go()
+            self._incoming.release()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Take what has room, write what is ready, and end where all is done."""
+        """Accept requests with room, write ready answers, and end the stream when it is complete."""
         if self._is_advancing or self.is_over:
             return
         self._is_advancing = True
@@ -213,7 +213,7 @@ class StreamCall(Call):
         return self._unwritten < most and believed <= self.limits.max_stream_bytes
 
     def _enter(self, request: _Request) -> None:
-        """Take one request; exactly one item comes into the outbox, now or when its query ends."""
+        """Accept a request; it puts exactly one item into the outbox, now or when its query ends."""
         is_packed, data, incoming = request
         number, nbytes = self._taken, len(data)
         self._taken += 1
@@ -234,7 +234,7 @@ class StreamCall(Call):
             self._submit(number, nbytes, wire, final_flag, incoming)
 
         def refuse(error: BaseException) -> None:
-            incoming.let_go()
+            incoming.release()
             self._refuse(id_, nbytes, error)
 
         try:
@@ -249,7 +249,7 @@ class StreamCall(Call):
 
     def _submit(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, incoming: Incoming) -> None:
         if self.is_over:
-            incoming.let_go()
+            incoming.release()
             return
         put = self._codec.off_loop.inbox.put
 
@@ -257,7 +257,7 @@ class StreamCall(Call):
             put(lambda: ended(result))
 
         def ended(result: InferResult) -> None:
-            incoming.let_go()
+            incoming.release()
             self._ended(number, nbytes, wire, final_flag, result)
 
         query = self._backend.submit(structs.replace(wire.request, arrival_ns=incoming.arrival_ns), done)
@@ -267,7 +267,7 @@ class StreamCall(Call):
             self._active[number] = query
 
     def _ended(self, number: int, nbytes: int, wire: WireRequest, final_flag: bool, result: InferResult) -> None:
-        """A query has ended: put its answer into the outbox."""
+        """Put the answer of an ended query into the outbox."""
         if self._active.pop(number, None) is None:
             self._early.add(number)
         out_bytes = sum(map(size_bytes, result.outputs.values()))
@@ -283,23 +283,23 @@ class StreamCall(Call):
             self._advance()
 
     def _refuse(self, id_: str, nbytes: int, error: BaseException) -> None:
-        """A request gets no query: put the reason into the outbox."""
+        """Put the refusal of a request into the outbox."""
         if isinstance(error, FrameError):
             error = bad(error.message)
         elif not isinstance(error, ServeError):
-            _log.error("a request of a stream failed", exc_info=error)
+            _log.error("a request of a gRPC stream failed", exc_info=error)
             error = ServeError(Status.INTERNAL, INTERNAL_ERROR)
         self._computing -= 1
         self._outbox.append(_Refusal(id_, error, nbytes))
         if error.status is Status.INVALID_ARGUMENT:
-            self.stream.blame(self._advance)
+            self.stream.answer_malformed(self._advance)
         else:
             self._advance()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Write the answers that are ready, as long as the client takes them."""
+        """Write ready answers while the client reads them."""
         while self._outbox and not self._is_encoding and self.stream.unsent() < _UNSENT_BYTES:
             item = self._outbox.popleft()
             if isinstance(item, _Answer) and (took_ns := writing_ns(item.wire, item.result)) >= OFF_LOOP_NS:
@@ -311,7 +311,7 @@ class StreamCall(Call):
                 self._send(item.nbytes, self._encode(item))
 
     def _encoded(self, nbytes: int, data: bytes) -> None:
-        """An answer has been encoded in a thread."""
+        """Send an answer that a thread has encoded."""
         self._is_encoding = False
         if not self.is_over:
             self._send(nbytes, data)
@@ -323,12 +323,12 @@ class StreamCall(Call):
         self.stream.watch()
 
     def _unsent(self, item: _Answer | _Refusal) -> None:
-        """An answer never will be written: tell of it."""
+        """Report an answer that is never written."""
         if isinstance(item, _Answer) and item.result.outcome in ANSWERS:
             self._backend.replied(item.result)
 
     def _encode(self, item: _Answer | _Refusal) -> bytes:
-        """Make the bytes of an answer, on any thread. Raises nothing."""
+        """Encode an answer, on any thread. Raises nothing."""
         if isinstance(item, _Answer):
             id_ = item.wire.request.id
             try:
@@ -342,7 +342,7 @@ class StreamCall(Call):
             except ServeError as error:
                 failure = error
             except Exception:
-                _log.exception("an answer of a stream could not be written")
+                _log.exception("model %r: an answer of a stream could not be encoded", item.wire.request.model)
                 failure = ServeError(Status.INTERNAL, INTERNAL_ERROR)
         else:
             id_, failure, _ = item

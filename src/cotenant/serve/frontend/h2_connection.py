@@ -1,12 +1,11 @@
-"""HTTP/2 of one connection: bytes to streams of requests, and answers to bytes.
+"""HTTP/2 server connection: streams of requests, and their answers, independent of their content.
 
-The protocol itself (frames, HPACK, windows, limits of what a peer may do) is nghttp2's, by `ngh2`; this module alone
-names it. It knows nothing of what the streams carry. Everything runs on the event loop of its server.
+nghttp2 (by `ngh2`, imported only here) implements the protocol: frames, HPACK, flow-control windows, limits for
+peers. All code runs on the server's event loop.
 
-Received data are bounded: a stream gets a window of `WINDOW_BYTES`, which opens as its receiver releases data. A
-receiver that knows of a larger message says so by `H2Stream.expect`, and gets it at once as long as all such messages
-of the connection stay within `room_bytes`; the others wait for these. Sent data wait for the peer's windows, and for
-the socket.
+Received data are bounded. A stream has a window of `WINDOW_BYTES`, which reopens as its receiver releases data. A
+receiver announces a larger message by `H2Stream.expect`. All of that message may arrive at once, while such messages
+of the connection fit `room_bytes`; others wait. Sent data wait for the peer's windows and the socket.
 """
 
 from __future__ import annotations
@@ -38,55 +37,55 @@ from cotenant.wire.codec import Limits
 _log = logging.getLogger("cotenant.http2")
 
 WINDOW_BYTES = 65_535
-"""Data of a stream that may come before its receiver has released any: the protocol's own first value."""
+"""Receive window of a stream in bytes: the initial value of the protocol."""
 _MOST_WINDOW_BYTES = 4 << 20
-"""The same of a stream whose message is taken as it comes: what is on the way at 1 ms and 30 Gbit/s."""
+"""Maximum receive window of a stream with a large message: bandwidth-delay product at 1 ms and 30 Gbit/s."""
 _READ_BYTES, _MANY_BYTES = 16 << 10, 256 << 10
-"""What one read takes: hundreds of small requests at most, and more where a large message is coming."""
+"""Bytes of one read: hundreds of small requests; more while a large message arrives."""
 _WRITE_BYTES = 256 << 10
-"""What is framed at a time; the socket's buffer says whether more is."""
+"""Bytes framed at a time, until the socket's buffer is full."""
 _RESETS = (2_000, 500)
-"""Streams that a client may reset at once, and in a second. Clients reset for each deadline that passes; one that opens
-and resets as fast as it can reaches tens of thousands."""
+"""Token bucket of stream resets by a client: burst, and rate per second. Clients reset a stream at each expired
+deadline; a rapid-reset attack reaches tens of thousands per second."""
 _IDLE_S = 300.0
-"""A connection without streams is ended after this time. Clients connect again when they need to."""
+"""Seconds after which a connection without streams is closed. Clients reconnect when they need to."""
 _SILENT_S = 60.0
-"""A client with open streams that has sent nothing for so long is asked for a sign of life, and has as long for it."""
+"""Seconds of silence after which a client with open streams gets a PING; it has as long again to answer."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Receiver(Protocol):
-    """What takes the request of a stream and answers it. All methods are called on the loop, and must be quick."""
+    """Handler of the request of a stream. All methods run on the loop and must be quick."""
 
     def received(self, data: bytes, is_end: bool) -> None:
-        """The next data of the request; with `is_end` nothing follows."""
+        """Handle the next data of the request; `is_end`: no data follow."""
 
     def drained(self) -> None:
-        """All that was sent has left, or the socket has it; called where `H2Stream.watch` has asked for it."""
+        """Called once after `H2Stream.watch`, when all sent data have left or are in the socket."""
 
     def gone(self) -> None:
-        """The client has reset the stream, or the connection is lost, before the answer was complete."""
+        """Handle a reset stream or a lost connection before the answer is complete."""
 
-    def look(self, now_s: float) -> None:
-        """End what takes too long: called now and then, with the time of the loop."""
+    def check_timeouts(self, now_s: float) -> None:
+        """Enforce time limits; called every second with the time of the loop."""
 
     def shut_down(self) -> None:
-        """The server stops: take no further work."""
+        """Accept no further work, as the server stops."""
 
-    def give_up(self) -> None:
-        """The server stops now: answer without waiting for anything."""
+    def abort(self) -> None:
+        """Answer at once with an error, as the server stops now."""
 
 
 class H2App(Protocol):
-    """What gets the requests of a server."""
+    """Factory of receivers for the streams of a server."""
 
     def opened(self, stream: H2Stream) -> Receiver | None:
-        """A request has begun. None where it is answered already. Raises nothing."""
+        """Create the receiver of a new stream; None if it is answered already. Raises nothing."""
 
 
 class H2Stream:
-    """One request and its answer. Once the client has gone, all that is said to it is dropped."""
+    """A request and its answer. After the client has disconnected, sends are ignored."""
 
     __slots__ = (
         *("_connection", "_expected", "_held", "_is_taking", "_unsent", "_unsent_s", "arrival_ns", "headers", "id"),
@@ -98,16 +97,16 @@ class H2Stream:
         self.id = number
         self.headers = headers
         self.arrival_ns = connection.arrived_ns()
-        """The monotonic time when the first byte of the request could be read."""
+        """Monotonic time in ns when the first byte of the request was readable."""
         self.receiver: Receiver | None = None
         self.is_received = False
-        """The client has sent all."""
+        """The request is complete."""
         self.has_ended = False
-        """The answer is complete, but for what has not left yet."""
+        """The answer is complete, but perhaps not sent."""
         self.is_over = False
         """The stream is closed."""
         self._held = 0
-        """Bytes received that are not released."""
+        """Received bytes that are not released."""
         self._expected = 0
         self._is_taking = False
         self._unsent = 0
@@ -116,46 +115,46 @@ class H2Stream:
     # --- the request ----------------------------------------------------------------------------------------------
 
     def arrived_ns(self) -> int:
-        """The monotonic time when the data in hand could be read."""
+        """Monotonic time in ns when the current data became readable."""
         return self._connection.arrived_ns()
 
     def release(self) -> None:
-        """All data received are taken: as many may come again."""
+        """Acknowledge all received data, which reopens the window."""
         if self._held:
             self._connection.release(self)
 
     def expect(self, nbytes: int) -> None:
-        """A message of so many bytes is coming: let all of it come, as soon as there is room, without `release`."""
+        """Announce a message of `nbytes`: all of it may arrive without `release`, as soon as there is room."""
         self._expected = nbytes
         self._connection.expect(self)
 
     def settle(self) -> None:
-        """The message that was expected is there, or is not wanted."""
+        """End `expect`: the message is complete or refused."""
         if self._expected:
             self._connection.settle(self)
 
     # --- the answer -----------------------------------------------------------------------------------------------
 
     def respond(self, headers: Headers) -> None:
-        """Begin the answer."""
+        """Send the response headers."""
         self._say(self._connection.h2.send_response, headers)
 
     def send(self, data: bytes) -> None:
-        """Go on with the answer."""
+        """Send data of the answer."""
         self._say(self._connection.h2.send_data, data)
 
     def end(self, trailers: Headers) -> None:
-        """End the answer."""
+        """End the answer with trailers."""
         self._say(self._connection.h2.send_trailers, trailers)
         self._connection.ended(self)
 
     def refuse(self, headers: Headers) -> None:
-        """Give an answer of headers alone."""
+        """Send an answer of headers only."""
         self._say(self._connection.h2.send_response, headers, end_stream=True)
         self._connection.ended(self)
 
     def reset(self) -> None:
-        """End the stream without a whole answer; its receiver hears that it is gone."""
+        """Reset the stream without a complete answer; its receiver gets `gone`."""
         self._say(self._connection.h2.reset_stream, ErrorCode.INTERNAL_ERROR)
         self.is_over = True
 
@@ -170,19 +169,19 @@ class H2Stream:
             self._connection.touch()
 
     def unsent(self) -> int:
-        """Bytes of the answer that have not left."""
+        """Unsent bytes of the answer."""
         return 0 if self.is_over or self._connection.is_over else self._connection.h2.queued_body_size(self.id)
 
-    def blame(self, answer: Callable[[], None]) -> None:
-        """The request is malformed: have it answered, later where the client has sent many of those."""
-        self._connection.blame(answer)
+    def answer_malformed(self, answer: Callable[[], None]) -> None:
+        """Answer a malformed request, with a delay if the client has sent many of them."""
+        self._connection.answer_malformed(answer)
 
     def watch(self) -> None:
-        """Call `Receiver.drained` once, when `unsent` is 0."""
+        """Call `Receiver.drained` once when `unsent` is 0."""
         self._connection.watched.add(self)
 
     def is_stuck(self, now_s: float, limit_s: float) -> bool:
-        """Whether nothing of the answer has left for so long."""
+        """Whether no byte of the answer was sent for `limit_s` seconds."""
         unsent, before = self.unsent(), self._unsent
         self._unsent = unsent
         if unsent == 0 or unsent != before:
@@ -191,9 +190,9 @@ class H2Stream:
 
 
 class H2Connections(OpenConnections["H2Connection"]):
-    """The open connections of a server, with room to read into.
+    """Open HTTP/2 connections of a server, with a shared read buffer.
 
-    `streams`: how many requests a connection may have at a time. `room_bytes`: of the large messages on their way.
+    `streams`: maximum concurrent requests of a connection. `room_bytes`: budget of a connection for large messages.
     """
 
     def __init__(self, app: H2App, limits: Limits, streams: int, room_bytes: int) -> None:
@@ -214,7 +213,7 @@ class H2Connections(OpenConnections["H2Connection"]):
 
 
 class H2Connection(asyncio.BufferedProtocol):
-    """One connection, of `others`."""
+    """One HTTP/2 connection, of `others`."""
 
     def __init__(self, others: H2Connections) -> None:
         self._others = others
@@ -229,25 +228,25 @@ class H2Connection(asyncio.BufferedProtocol):
         self._address = ""
         self._streams: dict[int, H2Stream] = {}
         self._unfinished: set[H2Stream] = set()
-        """Streams whose answers are complete while their requests are not."""
+        """Streams with a complete answer and an incomplete request."""
         self._large: deque[H2Stream] = deque()
-        """Streams whose messages wait for room."""
+        """Streams with a large message that waits for room."""
         self._room = others.room_bytes
         self._taking = 0
-        """Streams whose messages have room."""
+        """Number of streams with a large message that has room."""
         self._arrived_ns = self._malformed = 0
         now_s = self._loop.time()
         self._heard_s = self._used_s = self._sent_s = now_s
         self._unsent = 0
-        self._is_greeted = self._is_asked = False
+        self._is_greeted = self._is_ping_sent = False
         self._is_busy = self._is_soon = self._is_full = self._is_stopping = False
         self._is_ended = self.is_over = False
-        """nghttp2 has nothing more to say; the transport is closed, or will be."""
+        """`_is_ended`: nghttp2 has ended the connection. `is_over`: the transport is closed or closing."""
 
     # --- asyncio --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Take the transport, and greet the client; one connection too many is told so and closed."""
+        """Send the settings; a connection above the limit gets GOAWAY with the reason and is closed."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
@@ -261,7 +260,7 @@ class H2Connection(asyncio.BufferedProtocol):
             transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client has gone: all its streams are over."""
+        """End all streams of a lost connection."""
         self.is_over = True
         self._others.close(self, self._address)
         streams, self._streams = list(self._streams.values()), {}
@@ -272,18 +271,18 @@ class H2Connection(asyncio.BufferedProtocol):
         self._large.clear()
 
     def eof_received(self) -> None:
-        """A client that closes its side has gone, as one that died would look the same."""
+        """Close the connection: a half-closed client is indistinguishable from one that died."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Room to read into, little where small requests come."""
+        """Return the read buffer; a small part of it unless a large message arrives."""
         return self._others.scratch if self._taking else self._others.scratch[:_READ_BYTES]
 
     def buffer_updated(self, count: int) -> None:
-        """Parse what was read, have it answered, and send what is ready."""
+        """Parse the received bytes, handle them, and send ready data."""
         if self.is_over:
             return
         self._arrived_ns = 0
-        self._heard_s, self._is_asked = self._loop.time(), False
+        self._heard_s, self._is_ping_sent = self._loop.time(), False
         try:
             self.h2.receive_data(self._others.scratch[:count])
         except NGH2Error as error:
@@ -297,27 +296,27 @@ class H2Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def pause_writing(self) -> None:
-        """The socket takes no more: frames stay with nghttp2."""
+        """Keep frames in nghttp2 while the socket is full."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """The socket takes more."""
+        """Continue sending."""
         self._is_full = False
         self._flush()
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def arrived_ns(self) -> int:
-        """The monotonic time when what was read last could be read."""
+        """Monotonic time in ns when the last received bytes became readable."""
         if not self._arrived_ns:
             self._arrived_ns = readable_since(self._descriptor)
         return self._arrived_ns
 
     def _handle(self) -> None:
-        """Tell the receivers what has come."""
+        """Pass events of nghttp2 to the receivers."""
         events = self.h2.events()
         closed = [event.stream_id for event in events if isinstance(event, StreamClosed)]
-        for number in closed:  # first: nothing can be said on them any more
+        for number in closed:  # first, as they cannot send any more
             stream = self._streams.pop(number, None)
             if stream is not None:
                 self._lose(stream)
@@ -360,11 +359,11 @@ class H2Connection(asyncio.BufferedProtocol):
         try:
             receiver.received(data, stream.is_received)
         except Exception:
-            _log.exception("data of a stream could not be taken")
+            _log.exception("a stream of %s is reset: its data could not be handled", self._address)
             stream.reset()
 
     def _lose(self, stream: H2Stream) -> None:
-        """A stream is closed, in whatever way."""
+        """Handle a closed stream."""
         stream.is_over = True
         self._unfinished.discard(stream)
         self.watched.discard(stream)
@@ -378,18 +377,18 @@ class H2Connection(asyncio.BufferedProtocol):
             receiver.gone()
 
     def release(self, stream: H2Stream) -> None:
-        """Open the window of a stream by what it has held."""
+        """Reopen the window of a stream by its held bytes."""
         held, stream._held = stream._held, 0
         self._acknowledge(stream.id, held)
         self.touch()
 
     def expect(self, stream: H2Stream) -> None:
-        """Put a stream in line for the room of its large message."""
+        """Queue a stream for the room of its large message."""
         self._large.append(stream)
         self._take()
 
     def settle(self, stream: H2Stream) -> None:
-        """Give the room of a large message to the next ones in line."""
+        """Free the room of a large message for the next streams in the queue."""
         expected, stream._expected = stream._expected, 0
         if not stream._is_taking:
             self._large.remove(stream)
@@ -402,7 +401,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._take()
 
     def _take(self) -> None:
-        """Let those large messages come for which there is room, in the order in which they began; one always."""
+        """Admit queued large messages that fit the room, first come first served; at least one."""
         while self._large and (not self._taking or self._large[0]._expected <= self._room):
             stream = self._large.popleft()
             self._room -= stream._expected
@@ -426,10 +425,10 @@ class H2Connection(asyncio.BufferedProtocol):
             except NGH2Error as error:
                 self.end_by(error)
 
-    # --- what goes ------------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def ended(self, stream: H2Stream) -> None:
-        """The answer of a stream is complete: what of its request still comes is not wanted."""
+        """Handle a complete answer: further data of the request are discarded."""
         if stream.is_over:
             return
         stream.has_ended = True
@@ -440,13 +439,13 @@ class H2Connection(asyncio.BufferedProtocol):
         self.touch()
 
     def touch(self) -> None:
-        """Something is to be sent."""
+        """Schedule sending."""
         if not self._is_busy and not self._is_soon:
             self._is_soon = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what can be sent, and tell of it."""
+        """Send framed data while the socket accepts them, and notify receivers."""
         self._is_soon = False
         if self.is_over or self._is_busy:
             return
@@ -460,7 +459,7 @@ class H2Connection(asyncio.BufferedProtocol):
                         self._transport.write(data)
                     if len(data) < _WRITE_BYTES:
                         break
-                self._handle()  # streams that this has closed
+                self._handle()  # streams closed by sending
                 if not self._go_on():
                     break
             if self._is_ended and not self.is_over:
@@ -472,7 +471,7 @@ class H2Connection(asyncio.BufferedProtocol):
             self._is_busy = False
 
     def _go_on(self) -> bool:
-        """Tell of answers that have left, and reset streams that are answered; whether there is more to send."""
+        """Notify receivers of sent answers, and reset answered streams. Returns whether there is more to send."""
         h2, goes_on = self.h2, False
         for stream in [each for each in self.watched if not h2.queued_body_size(each.id)]:
             self.watched.discard(stream)
@@ -487,36 +486,36 @@ class H2Connection(asyncio.BufferedProtocol):
         return goes_on
 
     def _has_window(self, stream: H2Stream) -> bool:
-        """Whether the end of an answer has left: as its data, it waits for a window."""
+        """Whether the end of an answer could be sent: like data, it waits for a window."""
         return self.h2.remote_window_size > 0 and self.h2.stream_remote_window_size(stream.id) > 0
 
     def end_by(self, error: NGH2Error) -> None:
-        """The client has broken the protocol, or asked too much: tell it where that can be, and close."""
+        """Close the connection after a protocol violation or an exceeded limit, with the reason if possible."""
         if self.is_over:
             return
         self.is_over = True
         _log.debug("the connection of %s ends: %s", self._address, error)
         try:
             self._transport.write(self.h2.data_to_send())
-        except NGH2Error:  # nothing can be said any more
+        except NGH2Error:  # no frame can be sent any more
             pass
         self._transport.close()
 
-    def blame(self, answer: Callable[[], None]) -> None:
-        """A request was malformed: have it answered, and end a connection with too many of those."""
+    def answer_malformed(self, answer: Callable[[], None]) -> None:
+        """Answer a malformed request, and close a connection with too many of them."""
         self._malformed += 1
-        delay_s = self._others.blame(self._address, self._loop.time())
+        delay_s = self._others.malformed_delay_s(self._address, self._loop.time())
         if delay_s:
             self._loop.call_later(delay_s, answer)
         else:
             answer()
-        if self._others.is_hopeless(self._malformed):
+        if self._others.has_too_many_malformed(self._malformed):
             self.shut_down()
 
     # --- time and the end -----------------------------------------------------------------------------------------
 
-    def look(self, now_s: float) -> None:
-        """End what takes too long: called now and then."""
+    def check_timeouts(self, now_s: float) -> None:
+        """Enforce time limits; called every second."""
         limits = self._limits
         unsent, before = self._transport.get_write_buffer_size(), self._unsent
         self._unsent = unsent
@@ -525,7 +524,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if (
             now_s - self._sent_s > limits.max_unread_s
             or (not self._is_greeted and now_s - self._used_s > limits.max_head_s)
-            or (self._is_asked and now_s - self._heard_s > 2 * _SILENT_S)
+            or (self._is_ping_sent and now_s - self._heard_s > 2 * _SILENT_S)
         ):
             self._transport.abort()
             return
@@ -535,8 +534,8 @@ class H2Connection(asyncio.BufferedProtocol):
             if now_s - self._used_s > _IDLE_S:
                 self.shut_down()
             return
-        if now_s - self._heard_s > _SILENT_S and not self._is_asked:
-            self._is_asked = True
+        if now_s - self._heard_s > _SILENT_S and not self._is_ping_sent:
+            self._is_ping_sent = True
             try:
                 self.h2.ping()
             except NGH2Error as error:
@@ -547,10 +546,10 @@ class H2Connection(asyncio.BufferedProtocol):
             if stream.is_stuck(now_s, limits.max_unread_s):
                 stream.reset()
             elif stream.receiver is not None and not stream.has_ended:
-                stream.receiver.look(now_s)
+                stream.receiver.check_timeouts(now_s)
 
     def shut_down(self) -> None:
-        """Answer the requests in progress, and no other."""
+        """Finish the requests in progress and accept no other."""
         if self.is_over or self._is_stopping:
             return
         self._is_stopping = True
@@ -563,13 +562,13 @@ class H2Connection(asyncio.BufferedProtocol):
             self.end_by(error)
         self._flush()
 
-    def give_up(self) -> None:
-        """Answer the requests in progress now, without waiting for what they asked for."""
+    def abort(self) -> None:
+        """Answer the requests in progress at once with an error."""
         if self.is_over:
             return
         for stream in list(self._streams.values()):
             if stream.receiver is not None and not stream.has_ended:
-                stream.receiver.give_up()
+                stream.receiver.abort()
         self._flush()
         self.is_over = True
         self._transport.close()

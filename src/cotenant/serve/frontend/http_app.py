@@ -1,7 +1,7 @@
-"""The HTTP front-end: requests of the protocol to queries of a backend, and results to answers.
+"""HTTP front-end: converts requests of the protocol to queries of a backend, and results to answers.
 
-It holds no scheduling state: it decodes, submits, hears of the one end of each query and encodes. It never blocks its
-event loop: whatever can take long (control calls, large bodies, compression) runs in a thread.
+It has no scheduling state: it decodes, submits, receives one outcome per query and encodes. It never blocks its event
+loop: slow work (control calls, large bodies, compression) runs in a thread.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from concurrent.futures import Future
 from functools import partial
 
 from msgspec import structs
+from typing_extensions import override
 
-from cotenant.serve.frontend.admin_access import Access, barred
-from cotenant.serve.frontend.http_connection import Answer, Exchange
+from cotenant.serve.frontend.admin_access import Access, admin_refusal
+from cotenant.serve.frontend.http_connection import Answer, App, Exchange
 from cotenant.serve.frontend.http_control import CONTROL, JSON_TYPE, LOADS, error_answer, json_answer
 from cotenant.serve.frontend.http_head import TENSORS_AT, Head
 from cotenant.serve.frontend.http_routes import ADMIN, Endpoint, HttpRoute, Router
@@ -35,24 +36,22 @@ _OCTETS = b"application/octet-stream"
 _QUERY_LINE = b"%b: %%d\r\n" % QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
 RETRY_AFTER = b"retry-after: 1\r\n"
-"""With what is refused for load: seconds."""
+"""Header of answers refused for load. Seconds."""
 _COMPRESS_FROM_BYTES = 1 << 10
 _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
-"""Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
+"""Control calls answered on the event loop, so that probes never queue behind a load."""
 
 
 def http_app(backend: Backend, limits: Limits, access: Access, off_loop: OffLoop) -> HttpApp:
-    """Make the front-end that serves `backend` to clients of the Open Inference Protocol v2."""
+    """Create the HTTP front-end of a backend for the Open Inference Protocol v2."""
     control = {endpoint: partial(call, backend) for endpoint, call in CONTROL.items()}
     loads = LoadLine(backend, "cotenant-http-loads")
     return HttpApp(backend, limits, control, off_loop, backend.replied, loads, access)
 
 
-class HttpApp:
-    """Answers requests, with the threads of its loop and a line of loads, which `close` lets go. Implements App.
-
-    `control` answers every other endpoint that it is asked for; `replied`: see Backend.
-    """
+class HttpApp(App):
+    """Request handler of HTTP connections, with the threads of its loop and a queue of loads. `control`: handlers of
+    all endpoints except inference. `replied`: called when an answer has been encoded."""
 
     def __init__(
         self,
@@ -70,21 +69,21 @@ class HttpApp:
         self._replied = replied
         self._router = Router()
         self._head: Head | None = None
-        """The last one that was routed, to `_found`."""
+        """Last routed head; its route is `_found`."""
         self._found = HttpRoute(Endpoint.SERVER)
         self._off_loop = off_loop
         self._loads = loads
         self._access = access
 
     def close(self) -> None:
-        """Take no further load; requests in progress are not waited for."""
+        """Refuse further loads, without waiting for requests in progress."""
         if self._loads is not None:
             self._loads.close()
 
     # --- App ------------------------------------------------------------------------------------------------------
 
+    @override
     def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
-        """See App."""
         try:
             route = self._route(head)
         except ServeError as error:
@@ -103,17 +102,17 @@ class HttpApp:
         except ServeError as error:
             return self._decline(route, arrival_ns, error)
 
-    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
-        """See App."""
+    @override
+    def no_room(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
         return self._decline(self._route(head), arrival_ns, error)
 
     def _decline(self, route: HttpRoute, arrival_ns: int, error: ServeError) -> Answer:
-        """Answer a request that gets no query, and tell of it."""
+        """Report a request that is refused before it becomes a query, and build its answer."""
         self._backend.refused(route.model, arrival_ns, error)
         return _refused(error)
 
+    @override
     def request(self, exchange: Exchange) -> None:
-        """See App."""
         try:
             route = self._route(exchange.head)
             if route.endpoint is Endpoint.INFER:
@@ -123,18 +122,18 @@ class HttpApp:
         except Exception as error:
             self._fail(exchange, error)
 
+    @override
     def stopping(self) -> Answer:
-        """See App."""
-        return error_answer(503, "the server is stopping", _told(FAILURE))
+        return error_answer(503, "the server is stopping", _ending_fields(FAILURE))
 
+    @override
     def malformed(self, status: int, message: str) -> Answer:
-        """See App."""
         return error_answer(status, message, RETRY_AFTER if status == 503 else b"")
 
     # --- infer ----------------------------------------------------------------------------------------------------
 
     def _route(self, head: Head) -> HttpRoute:
-        if head is self._head:  # heads that were seen before are the same objects
+        if head is self._head:  # the parser returns the same object for the same bytes
             return self._found
         route = self._router.find(head.path)
         if not route.takes(head.method):
@@ -168,7 +167,7 @@ class HttpApp:
         self._off_loop.inflate(route.model, steps, inflated, partial(self._fail, exchange), exchange.held)
 
     def _count_inflated(self, exchange: Exchange, route: HttpRoute, nbytes: int) -> None:
-        """Count what a body has become. Raises ServeError where there is no room for it."""
+        """Count the bytes of a decompressed body. Raises ServeError if there is no room."""
         try:
             if exchange.held is not None:
                 exchange.held.grow(nbytes)
@@ -186,7 +185,7 @@ class HttpApp:
         header_length: int | None,
         submit: Callable[[bytes | memoryview], int],
     ) -> None:
-        """Decode and submit here, or in a thread what takes long."""
+        """Decode and submit on the loop, or in a thread if decoding takes long."""
         json_length = header_length or len(body)
         if json_length >= OFF_LOOP_BYTES or (len(body) >= OFF_LOOP_BYTES and _has_bytes(body, json_length)):
             then, failed = partial(self._submitted_late, exchange), partial(self._fail, exchange)
@@ -205,7 +204,7 @@ class HttpApp:
         spent_us: str,
         body: bytes | memoryview,
     ) -> int:
-        """Decode a request and submit its query; the number of that. May run on any thread."""
+        """Decode a request and submit its query; returns its number. Runs on any thread."""
         wire = self._decode(route, body, header_length)
         if spent_us:
             wire = less_spent(wire, spent_us)
@@ -217,7 +216,7 @@ class HttpApp:
         return self._backend.submit(structs.replace(wire.request, arrival_ns=exchange.arrival_ns), done)
 
     def _submitted_late(self, exchange: Exchange, query: int) -> None:
-        """A query was submitted in a thread: the client may have gone away meanwhile."""
+        """Handle a submission from a thread: the client may have disconnected meanwhile."""
         if exchange.is_over:
             self._backend.cancel(query)
         else:
@@ -232,7 +231,7 @@ class HttpApp:
     def _ended(
         self, exchange: Exchange, route: HttpRoute, wire: WireRequest, accept: bytes, result: InferResult
     ) -> None:
-        """A query has ended: answer it."""
+        """Answer an ended query."""
         try:
             if result.refusal is not None:
                 self._fail(exchange, result.refusal)
@@ -253,21 +252,21 @@ class HttpApp:
             self._fail(exchange, error)
 
     def _encode(self, exchange: Exchange, wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> None:
-        """Write the answer of a query, on any thread."""
+        """Encode the answer of a query; runs on any thread."""
         number = _QUERY_LINE % result.query
         try:
             answer = _encoded(wire, result, batched, accept, number)
-        except ServeError as error:  # it has run: it is not for a gateway to send it again
-            answer = error_answer(error.status.value[0], error.message, number + _told(FAILURE))
+        except ServeError as error:  # the query has run: a gateway must not retry it
+            answer = error_answer(error.status.value[0], error.message, number + _ending_fields(FAILURE))
         finally:
-            self._replied(result)  # what follows waits for the client's socket alone
+            self._replied(result)  # only the client's socket can delay it from here
         self._off_loop.inbox.put(partial(exchange.answer, answer))
 
     # --- control --------------------------------------------------------------------------------------------------
 
     def _control(self, exchange: Exchange, route: HttpRoute) -> None:
         endpoint, body = route.endpoint, bytes(exchange.body)
-        if endpoint in ADMIN and (why := barred(self._access, exchange.head.headers)):
+        if endpoint in ADMIN and (why := admin_refusal(self._access, exchange.head.headers)):
             raise ServeError(Status.FORBIDDEN, why)
         if endpoint in _PROMPT:
             exchange.answer(self._calls[endpoint](route, b""))
@@ -285,55 +284,55 @@ class HttpApp:
     # --- errors ---------------------------------------------------------------------------------------------------
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
-        """Tell the client of an error."""
+        """Answer a request with an error."""
         match error:
             case ServeError():
                 exchange.answer(_refused(error))
             case _WrongMethodError():
                 exchange.answer(error_answer(405, str(error)))
             case _:
-                _log.error("%s %r failed", exchange.head.method, exchange.head.path, exc_info=error)
+                _log.error("HTTP request %s %r failed", exchange.head.method, exchange.head.path, exc_info=error)
                 text = "internal error; the server's log has the details"
-                exchange.answer(error_answer(500, text, _told(FAILURE)))
+                exchange.answer(error_answer(500, text, _ending_fields(FAILURE)))
 
 
 class _WrongMethodError(Exception):
-    """The endpoint does not take the method."""
+    """The endpoint does not accept the HTTP method."""
 
 
 def _refused(error: ServeError, fields: bytes = b"") -> Answer:
-    fields += _told(error.ending)
+    fields += _ending_fields(error.ending)
     if error.is_for_load:
         fields += RETRY_AFTER
     return error_answer(error.status.value[0], error.message, fields)
 
 
 @functools.cache
-def _told(ending: Ending) -> bytes:
+def _ending_fields(ending: Ending) -> bytes:
     return b"".join([f"{name}: {value}\r\n".encode() for name, value in ending.pairs()])
 
 
 def _encoded(wire: WireRequest, result: InferResult, batched: bool, accept: bytes, fields: bytes) -> Answer:
     body, json_length = codec_http.encode_response(wire, result, batched)
-    fields += _told(Ending(result.outcome))
+    fields += _ending_fields(Ending(result.outcome))
     if json_length is not None:
         fields += b"inference-header-content-length: %d\r\n" % json_length
-    if accept and sum([len(piece) for piece in body]) >= _COMPRESS_FROM_BYTES:
+    if accept and sum([len(chunk) for chunk in body]) >= _COMPRESS_FROM_BYTES:
         body = [codec_http.compress(accept, b"".join(body))]
         fields += b"content-encoding: %b\r\n" % accept
     return Answer(200, JSON_TYPE if json_length is None else _OCTETS, body, fields)
 
 
 def _has_bytes(body: bytes | memoryview, json_length: int) -> bool:
-    """Return whether a request may hold a BYTES tensor, which is taken apart and checked element by element."""
+    """Return whether a request may have a BYTES tensor, which is decoded element by element."""
     return bytes(body[:json_length]).find(b"BYTES") >= 0
 
 
 def _single_encoding(value: bytes) -> bytes:
-    """Return gzip or deflate where a client asks for exactly that.
+    """Return gzip or deflate if a client requests exactly one of them.
 
-    Lists such as `gzip, deflate, br` are what HTTP libraries send unasked; they are answered uncompressed, because
-    compression takes the processor time that the tenants share.
+    HTTP libraries send lists such as `gzip, deflate, br` by default. Those are answered uncompressed: compression
+    would take processor time from the tenants.
     """
     name = value.strip().lower()
     return name if name in (b"gzip", b"deflate") else b""

@@ -1,4 +1,4 @@
-"""Bodies of HTTP/1.1 that come in chunks (RFC 9112, section 7.1), taken apart as the bytes come."""
+"""Incremental decoder of the chunked transfer coding of HTTP/1.1 (RFC 9112, section 7.1)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:;%b(?:=(?:%b|%b))?)*\r\n" % (_TOKEN, _TOKEN, _QUOTED))
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 _FRAME_BYTES = 20
-"""What the frame of a chunk may take: its size and two ends of lines. Further bytes count as header."""
+"""Allowance for the framing of a chunk: its size and two line ends. Further bytes count as header bytes."""
 
 
 class ChunkedBody:
-    """A body in chunks. Extensions and trailers are read over; with names and frames they have a limit in bytes.
+    """Decoder of a chunked body. Extensions and trailers are ignored, up to a limit in bytes.
 
-    `body` has what has come so far; `is_complete` says whether that is all.
+    `body`: decoded bytes so far. `is_complete`: the body has ended.
     """
 
     def __init__(self, max_body_bytes: int, max_extra_bytes: int) -> None:
@@ -26,14 +26,14 @@ class ChunkedBody:
         self.body = bytearray()
         self.is_complete = False
         self._left = 0
-        """Bytes to come of the present chunk, and of the end of line behind it."""
+        """Bytes missing of the current chunk and its line end."""
         self._extra = 0
         self._in_trailers = False
 
     def feed(self, data: bytes | bytearray, at: int) -> int:
-        """Take bytes from position `at` on; the position of the first that is not taken. Raises BadRequestError.
+        """Decode bytes from position `at`; returns the position after the last consumed byte. Raises BadRequestError.
 
-        What is not taken belongs to the next request, or is a line that has not come whole: to be given again.
+        The rest is an incomplete line, to be passed again with more data, or belongs to the next request.
         """
         while not self.is_complete and at < len(data):
             if self._left > 2:
@@ -64,12 +64,12 @@ class ChunkedBody:
             if line == b"\r\n":
                 self.is_complete = True
             elif not _TRAILER.fullmatch(line):
-                raise _malformed("a trailer is no field")
+                raise _malformed("a trailer is not a header field")
             return
         self._count(len(line) - _FRAME_BYTES)
         found = _SIZE.fullmatch(line)
         if found is None:
-            raise _malformed("the size of a chunk is no hexadecimal number")
+            raise _malformed("the size of a chunk is not a hexadecimal number")
         size = int(found[1], 16)
         if len(self.body) + size > self._max_body_bytes:
             raise BadRequestError(413, f"the body has more than {self._max_body_bytes} bytes, the limit")
@@ -89,4 +89,4 @@ class ChunkedBody:
 
 
 def _malformed(why: str) -> BadRequestError:
-    return BadRequestError(400, f"the body in chunks is malformed: {why}")
+    return BadRequestError(400, f"the chunked body is malformed: {why}")

@@ -1,8 +1,7 @@
-"""HTTP/1.1 of one connection: bytes to requests, one after the other, and answers to bytes.
+"""HTTP/1.1 server connection: parses requests one at a time, and writes their answers.
 
-A connection holds no scheduling state. It reads one request whole, has it answered, and only then looks at the next:
-what a client sends ahead stays bytes, and beyond some of them the socket is not read. Everything runs on the event
-loop of its server.
+A connection has no scheduling state. It reads one whole request and waits for its answer before it parses the next.
+Pipelined bytes are buffered up to a limit, then the socket is not read. All code runs on the server's event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+from typing_extensions import override
+
 from cotenant.serve.frontend.body_rooms import BodyRooms
 from cotenant.serve.frontend.http_chunks import ChunkedBody
 from cotenant.serve.frontend.http_head import CHUNKED, BadRequestError, Head, HeadParser
@@ -20,68 +21,67 @@ from cotenant.serve.frontend.open_connections import OpenConnections, readable_s
 from cotenant.serve.frontend.pending_bytes import Held
 from cotenant.wire.api import ServeError
 from cotenant.wire.codec import Limits
+from cotenant.wire.codec_http import BodyChunk
 
 READ_BYTES = 64 << 10
-"""What one read of a socket takes at most, but for bodies of declared length, which are read where they stay."""
+"""Maximum bytes of one read, except for bodies of declared length, which are read into their final memory."""
 _AHEAD_BYTES = 64 << 10
-"""Bytes behind the request in progress from which on the socket is not read."""
+"""Buffered bytes after the request in progress at which reading pauses."""
 _AT_A_TIME = 16
-"""Requests of a connection that are answered at once before others have their turn."""
+"""Requests of one connection handled in a loop iteration, before other connections are served."""
 _IGNORED_BYTES = 64 << 10
-"""Of a body that is not wanted so much is read, before the answer, and the connection stays open."""
+"""Bytes of a refused body that are read before the answer, so that the connection can stay open."""
 _MALFORMED = (400, 413)
-"""Answers that blame the client for what it has sent."""
+"""Statuses that count as a malformed request."""
 _LINGER_S, _LINGER_BYTES = 2.0, 4 << 20
-"""How long, and how much, the server reads and ignores after the last answer of a connection. The system answers unread
-bytes with a reset, and the client's side then drops answers that it has not read."""
+"""Seconds and bytes for which input is ignored after the last answer. If unread bytes remained at the close, the
+system would send a reset, and the client could lose the answer."""
 _IDLE_S = 65.0
-"""Longer than the 60 s of common load balancers, so that these never reuse a connection just closed."""
+"""Idle time-out in seconds; above the 60 s of common load balancers, so they never reuse a closed connection."""
 _BYTES_PER_S = 1024
-"""A request that has been coming for longer than the limit of its part has to come at least so fast."""
+"""Minimum rate of a request part in bytes per second, once it exceeds the time limit of this part."""
 _JOIN_UP_TO_BYTES = 64 << 10
-"""Answers up to this size go out in one write; joining larger ones costs more than another write."""
+"""Size up to which an answer is joined into one write; joining larger ones costs more than a second write."""
 _END_OF_HEAD = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINE = {each.value: b"HTTP/1.1 %d %b\r\n" % (each, each.phrase.encode()) for each in HTTPStatus}
 _STATUS_LINE[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
-Piece = bytes | memoryview
-
 
 class Answer(NamedTuple):
-    """A complete answer. `fields` are further headers as bytes, each with its end of line."""
+    """Complete HTTP response. `fields`: further header lines as bytes, each with its line end."""
 
     status: int
     content_type: bytes
-    body: bytes | list[Piece]
+    body: bytes | list[BodyChunk]
     fields: bytes = b""
 
 
 class App(Protocol):
-    """What answers requests. All methods are called on the event loop, and must be quick."""
+    """Request handler. All methods run on the event loop and must be quick."""
 
     def begun(self, head: Head, arrival_ns: int) -> Answer | Held | None:
-        """The head of a request with a body has come, whose first byte could be read at `arrival_ns`: the answer where
-        the body is not wanted. Else it is to be read, and counted where there is something to count it by."""
+        """Decide on a request with a body by its head; `arrival_ns`: when its first byte was readable. Returns an
+        answer to refuse the body. Otherwise the body is read, and counted by the returned Held, if any."""
 
-    def crowded(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
-        """The answer to a request for whose body, which comes in chunks, there is no room."""
+    def no_room(self, head: Head, arrival_ns: int, error: ServeError) -> Answer:
+        """Build the answer to a request with a chunked body for which there is no room."""
 
     def request(self, exchange: Exchange) -> None:
-        """Answer a request by `Exchange.answer`, now or later. Raises nothing."""
+        """Handle a request; `Exchange.answer` answers it, now or later. Raises nothing."""
 
     def stopping(self) -> Answer:
-        """The answer to a request that the end of the server leaves unanswered."""
+        """Build the answer to a request in progress when the server stops."""
 
     def malformed(self, status: int, message: str) -> Answer:
-        """The answer to bytes that are no request."""
+        """Build the answer to invalid bytes."""
 
 
 class Exchange:
-    """One request and its one answer. `arrival_ns` is the monotonic time when its first byte could be read.
+    """A request and its answer. `arrival_ns`: monotonic time when its first byte was readable.
 
-    `on_gone` is called once if the client goes away, or the server ends, before the answer. `is_over`: the request has
-    been answered, or its client has gone. `held` counts its bytes, if they are counted.
+    `on_gone` is called once if the client disconnects or the server stops before the answer. `is_over`: the request is
+    answered, or its client has disconnected. `held` counts its bytes, if they are counted.
     """
 
     __slots__ = ("_answered", "arrival_ns", "body", "head", "held", "is_over", "on_gone")
@@ -103,29 +103,29 @@ class Exchange:
         self._answered = answered
 
     def answer(self, answer: Answer) -> None:
-        """Send the answer, the first time."""
+        """Send the answer; further calls are ignored."""
         if not self.is_over:
             self.is_over, self.on_gone = True, None
-            self._let_go()
+            self._release_held()
             self._answered(self, answer)
 
     def abandon(self) -> None:
-        """The client has gone."""
+        """Handle a client that has disconnected."""
         if not self.is_over:
             self.is_over = True
-            self._let_go()
+            self._release_held()
             gone, self.on_gone = self.on_gone, None
             if gone is not None:
                 gone()
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         held, self.held = self.held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
 
 class Connections(OpenConnections["HttpConnection"]):
-    """The open connections of a server, with the heads that were seen and room to read into."""
+    """Open HTTP connections of a server, with a shared head cache and read buffers."""
 
     def __init__(self, app: App, limits: Limits) -> None:
         super().__init__(limits)
@@ -136,7 +136,7 @@ class Connections(OpenConnections["HttpConnection"]):
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection, of `others`."""
+    """One HTTP connection, of `others`."""
 
     def __init__(self, others: Connections) -> None:
         self._others = others
@@ -147,41 +147,42 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: Any = None
         self._descriptor = -1
         self._data = b""
-        """What has come and is not parsed."""
+        """Received bytes that are not parsed."""
         self._searched = 0
-        """Bytes of it in which no head ends."""
+        """Prefix length of `_data` without an end of head."""
         self._head: Head | None = None
-        """Of the request whose body comes, or whose answer is to come."""
+        """Head of the current request, until it is answered."""
         self._body: memoryview | None = None
-        """A body of declared length, of which `_filled` bytes have come. Of one in chunks so many are counted."""
+        """Memory of a body of declared length."""
         self._filled = 0
+        """Received bytes of `_body`, or counted bytes of `_chunks`."""
         self._chunks: ChunkedBody | None = None
         self._held: Held | None = None
-        """Counts the bytes of the body that comes."""
+        """Counter of the bytes of the body that is being read."""
         self._declined: Answer | None = None
-        """The answer to the request whose body comes, and is not wanted."""
+        """Answer to a refused request of which the body is being read."""
         self._exchange: Exchange | None = None
         """The request in progress."""
         self._began_ns = 0
-        """When the first byte of the present request could be read; 0 before it."""
+        """When the first byte of the current request was readable. ns; 0 before it."""
         self._since_s = self._loop.time()
-        """When the present part (idle, head, body) began."""
+        """Start of the current phase (idle, head, body). Loop time in seconds."""
         self._unsent = 0
-        """Bytes of answers that the client had not taken when that was looked at last."""
+        """Unsent bytes of answers at the last check of time limits."""
         self._is_direct = False
-        """The last read went to where the body stays."""
+        """The last read went into `_body`."""
         self._is_advancing = self._is_soon = self._is_held = self._is_slow = False
         self._is_stopping = False
         self._is_over = False
-        """The last answer is written: what still comes is ignored."""
+        """The last answer is written; further input is ignored."""
         self._left_bytes = _LINGER_BYTES
         self._malformed = 0
-        """Requests so far that were malformed."""
+        """Number of malformed requests so far."""
 
     # --- asyncio --------------------------------------------------------------------------------------------------
 
+    @override
     def connection_made(self, transport: Any) -> None:
-        """See asyncio."""
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
@@ -189,26 +190,26 @@ class HttpConnection(asyncio.BufferedProtocol):
         if too_many := self._others.open(self, self._address):
             self._write(self._app.malformed(503, too_many), is_last=True)
 
+    @override
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio."""
         self._others.close(self, self._address)
         self._is_over = True
         self._data, self._body, self._chunks = b"", None, None
-        self._let_go()
+        self._release_held()
         if self._exchange is not None:
             self._exchange.abandon()
 
     def eof_received(self) -> None:
-        """See asyncio: a client that closes its side has gone, as one that died would look the same."""
+        """Close the connection: a half-closed client is indistinguishable from one that died."""
 
+    @override
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio."""
         body = self._body
         self._is_direct = body is not None and self._filled < len(body)
         return body[self._filled :] if body is not None and self._is_direct else self._others.scratch
 
+    @override
     def buffer_updated(self, count: int) -> None:
-        """See asyncio."""
         if self._is_over:
             self._left_bytes -= count
             if self._left_bytes < 0:
@@ -228,23 +229,23 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """See asyncio: nothing more is answered before the client has read."""
+        """Pause answering until the client has read."""
         self._is_slow = True
 
+    @override
     def resume_writing(self) -> None:
-        """See asyncio."""
         self._is_slow = False
         self._advance()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The first byte of a request has come."""
+        """Start the time of a request at its first byte."""
         self._began_ns = readable_since(self._descriptor)
         self._since_s = self._loop.time()
 
     def _advance(self) -> None:
-        """Have all answered whose bytes have come, one at a time."""
+        """Hand over complete requests, one at a time."""
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -255,11 +256,11 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._hand_over()
         except BadRequestError as error:
             self._is_over = True
-            self._blame(partial(self._write, self._app.malformed(error.status, error.message), is_last=True))
+            self._answer_malformed(partial(self._write, self._app.malformed(error.status, error.message), is_last=True))
             return
         except ServeError as error:
             assert self._head is not None
-            self._write(self._app.crowded(self._head, self._began_ns, error), is_last=True)
+            self._write(self._app.no_room(self._head, self._began_ns, error), is_last=True)
             return
         finally:
             self._is_advancing = False
@@ -272,7 +273,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._advance()
 
     def _is_whole(self) -> bool:
-        """Parse on; whether a request has come whole. Raises BadRequestError, and ServeError where it has no room."""
+        """Parse further; return whether a request is complete. Raises BadRequestError, and ServeError without room."""
         if self._head is None and not self._is_head_whole():
             return False
         if self._body is not None:
@@ -289,7 +290,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _is_head_whole(self) -> bool:
         data = self._data
-        if data[:1] in (b"\r", b"\n"):  # ends of lines before a request are ignored (RFC 9112, section 2.2)
+        if data[:1] in (b"\r", b"\n"):  # line ends before a request are ignored (RFC 9112, section 2.2)
             stripped = data.lstrip(b"\r\n")
             if len(data) - len(stripped) > self._limits.max_header_bytes:
                 raise self._too_long()
@@ -299,7 +300,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         end = data.find(_END_OF_HEAD, self._searched)
         if end < 0:
             if data and not data[:1].isalpha():
-                raise BadRequestError(400, "the bytes received are no valid HTTP/1.1 request")
+                raise BadRequestError(400, "the received bytes are not a valid HTTP/1.1 request")
             if len(data) > self._limits.max_header_bytes:
                 raise self._too_long()
             self._searched = max(0, len(data) - len(_END_OF_HEAD) + 1)
@@ -308,7 +309,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if end > self._limits.max_header_bytes:
             raise self._too_long()
         head = self._others.heads.parse(data[:end] if end < len(data) else data)
-        if not self._began_ns:  # it came behind another one
+        if not self._began_ns:  # it was pipelined
             self._begin()
         self._data, self._searched = data[end:], 0
         self._head = head
@@ -324,7 +325,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         begun = self._app.begun(head, self._began_ns)
         if isinstance(begun, Answer):
             if head.expects or not 0 <= head.length - len(self._data) <= _IGNORED_BYTES:
-                self._write(begun, is_last=True)  # where the client waits, what follows may be the body, at its choice
+                self._write(begun, is_last=True)  # the client chooses whether the body follows
                 return
             self._declined = begun
         else:
@@ -358,36 +359,36 @@ class HttpConnection(asyncio.BufferedProtocol):
         exchange = self._exchange = Exchange(self._head, body, self._began_ns, self._answered, held)
         self._app.request(exchange)
 
-    def _let_go(self) -> None:
-        """Count the bytes of the body that came no more."""
+    def _release_held(self) -> None:
+        """Release the counted bytes of the body."""
         held, self._held = self._held, None
         if held is not None:
-            held.let_go()
+            held.release()
 
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _answered(self, exchange: Exchange, answer: Answer) -> None:
         exchange.body = b""
         if answer.status in _MALFORMED:
-            self._blame(partial(self._finish, answer))
+            self._answer_malformed(partial(self._finish, answer))
         else:
             self._finish(answer)
 
-    def _blame(self, answer: Callable[[], None]) -> None:
-        """A request was malformed: answer it, later where the client has sent many of those."""
+    def _answer_malformed(self, answer: Callable[[], None]) -> None:
+        """Answer a malformed request, with a delay if the client has sent many of them."""
         self._malformed += 1
-        delay_s = self._others.blame(self._address, self._loop.time())
+        delay_s = self._others.malformed_delay_s(self._address, self._loop.time())
         if delay_s:
             self._loop.call_later(delay_s, lambda: None if self._transport.is_closing() else answer())
         else:
             answer()
 
     def _finish(self, answer: Answer) -> None:
-        """Write the answer to the request in progress, and go on."""
+        """Write the answer to the request in progress, and continue with the next request."""
         self._exchange = None
         if self._is_over:
             return
-        self._write(answer, is_last=self._others.is_hopeless(self._malformed))
+        self._write(answer, is_last=self._others.has_too_many_malformed(self._malformed))
         if self._is_over:
             return
         if self._is_held:
@@ -397,14 +398,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._advance()
 
     def _write(self, answer: Answer, *, is_last: bool = False) -> None:
-        """Write an answer. The next request may begin then, or the connection ends."""
+        """Write an answer. Then the next request may begin, or the connection ends."""
         head, self._head, self._declined = self._head, None, None
-        self._let_go()
+        self._release_held()
         self._body, self._chunks, self._filled, self._began_ns = None, None, 0, 0
         self._since_s = self._loop.time()
         is_last = is_last or self._is_stopping or head is None or not head.keeps
-        pieces = answer.body if isinstance(answer.body, list) else [answer.body]
-        length = sum([len(piece) for piece in pieces])
+        chunks = answer.body if isinstance(answer.body, list) else [answer.body]
+        length = sum([len(chunk) for chunk in chunks])
         lines = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
             _STATUS_LINE[answer.status],
             answer.content_type,
@@ -413,16 +414,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             b"connection: close\r\n" if is_last else b"connection: keep-alive\r\n" if head and head.is_old else b"",
         )
         if head is not None and head.method == "HEAD":
-            pieces = []
+            chunks = []
         if length <= _JOIN_UP_TO_BYTES:
-            self._transport.write(b"".join((lines, *pieces)))
+            self._transport.write(b"".join((lines, *chunks)))
         else:
-            self._transport.writelines((lines, *pieces))
+            self._transport.writelines((lines, *chunks))
         if is_last:
             self._end()
 
     def _end(self) -> None:
-        """Close our side, and the connection when the client has closed its own, or shortly after."""
+        """Shut down the sending side; close when the client closes, or after _LINGER_S."""
         self._is_over = True
         self._data = b""
         transport = self._transport
@@ -437,8 +438,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- time and the end -----------------------------------------------------------------------------------------
 
-    def look(self, now_s: float) -> None:
-        """End what takes too long: called now and then."""
+    def check_timeouts(self, now_s: float) -> None:
+        """Enforce time limits; called every second."""
         unsent, before = self._transport.get_write_buffer_size(), self._unsent
         self._unsent = unsent
         if unsent:
@@ -460,18 +461,18 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._transport.close()
             return
         if taken_s > limit_s + came / _BYTES_PER_S:
-            self._write(self._app.malformed(408, f"the {what} has not come within {limit_s:g} s"), is_last=True)
+            self._write(self._app.malformed(408, f"the {what} was not complete within {limit_s:g} s"), is_last=True)
 
     def shut_down(self) -> None:
-        """Answer the request in progress, and no other."""
+        """Finish the request in progress and accept no other."""
         self._is_stopping = True
         if self._exchange is None and not self._transport.get_write_buffer_size():
             self._transport.close()
         elif self._exchange is None:
             self._end()
 
-    def give_up(self) -> None:
-        """Answer the request in progress now, without waiting for what it asked for."""
+    def abort(self) -> None:
+        """Answer the request in progress at once with an error."""
         exchange = self._exchange
         if exchange is None or exchange.is_over:
             self._transport.abort()

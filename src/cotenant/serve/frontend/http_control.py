@@ -1,6 +1,6 @@
-"""Every HTTP endpoint but infer: health, metadata, configuration, statistics, repository, metrics.
+"""HTTP endpoints except inference: health, metadata, configuration, statistics, repository, metrics.
 
-Plain functions that may block, so the application runs them outside of its event loop. Loads wait in a line instead.
+They are functions that may block, so HttpApp runs them in threads. Loads wait in a queue instead.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _decode_load = msgspec.json.Decoder(_LoadBody).decode
 
 
 def json_answer(status: int, value: Any, fields: bytes = b"") -> Answer:
-    """Make an answer with a JSON body."""
+    """Create an answer with a JSON body."""
     return Answer(status, JSON_TYPE, _encode(value), fields)
 
 
 def error_answer(status: int, message: str, fields: bytes = b"") -> Answer:
-    """Make the answer `{"error": message}`."""
+    """Create the answer `{"error": message}`."""
     return json_answer(status, {"error": message or "the request failed without a reason"}, fields)
 
 
@@ -116,7 +116,7 @@ OF_MODEL: dict[Endpoint, Callable[[Describe, HttpRoute, bytes], Answer]] = {
     Endpoint.MODEL_READY: _model_ready,
     Endpoint.CONFIG: _config,
 }
-"""The endpoints that describe a model."""
+"""Endpoints that describe a model."""
 CONTROL: dict[Endpoint, Callable[[Control, HttpRoute, bytes], Answer]] = {
     **OF_MODEL,
     Endpoint.SERVER: _server,
@@ -127,9 +127,9 @@ CONTROL: dict[Endpoint, Callable[[Control, HttpRoute, bytes], Answer]] = {
     Endpoint.METRICS: _metrics,
     Endpoint.PLAN: _plan,
 }
-"""The endpoints that are answered by one blocking call."""
+"""Endpoints answered by one blocking call."""
 LOADS: dict[Endpoint, Callable[[LoadLine, HttpRoute, bytes], Future[None]]] = {
     Endpoint.LOAD: _load,
     Endpoint.UNLOAD: _unload,
 }
-"""The endpoints that wait in the line of loads, and answer with an empty object."""
+"""Endpoints that wait in the queue of loads, and answer with an empty object."""

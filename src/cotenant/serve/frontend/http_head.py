@@ -1,6 +1,6 @@
-"""Heads of HTTP/1.1 requests: llhttp parses them, and a bounded memory of exact bytes spares most of that.
+"""Heads of HTTP/1.1 requests, parsed by llhttp, with a bounded cache by exact bytes.
 
-Clients send the same head again and again; what it means is then looked up.
+Clients repeat the same head in most requests, so the cache avoids most of the parsing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from msgspec import Struct
 Headers = tuple[tuple[bytes, bytes], ...]
 
 TENSORS_AT = b"inference-header-content-length"
-"""The header that says how long the JSON before binary tensors is."""
+"""Header with the length of the JSON before the binary tensors."""
 CHUNKED = -1
-"""Length of a body that comes in chunks."""
+"""Value of `Head.length` for a chunked body."""
 _KNOWN_HEADS = 1024
 _KNOWN_HEAD_BYTES = 2 << 10
 
 
 class BadRequestError(Exception):
-    """The bytes are no request that is answered, or beyond a limit; `status` is that of HTTP."""
+    """Invalid request, or a request above a limit. `status`: HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -28,11 +28,11 @@ class BadRequestError(Exception):
 
 
 class Head(Struct, frozen=True, gc=False):
-    """The head of a request. Names of headers are in lower case; `path` is raw, without a query.
+    """Head of a request. Header names are in lower case; `path` is raw, without a query string.
 
-    `length` is that of the body in bytes, or CHUNKED. `keeps`: whether the connection stays open after the answer.
-    `expects`: whether the client waits for "100 Continue" before it sends the body. `is_old`: it speaks HTTP/1.0.
-    Binary tensors begin at `tensors_at` of the body, as far as the head says so.
+    `length`: body length in bytes, or CHUNKED. `keeps`: the connection stays open after the answer. `expects`: the
+    client waits for "100 Continue" before it sends the body. `is_old`: HTTP/1.0. `tensors_at`: offset of the binary
+    tensors in the body, 0 if not declared.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Head(Struct, frozen=True, gc=False):
 
 
 class _Fields:
-    """What llhttp calls back with."""
+    """Callbacks of llhttp."""
 
     def __init__(self) -> None:
         self.parser = HttpRequestParser(self)
@@ -61,17 +61,17 @@ class _Fields:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self.is_complete, self.keeps = True, self.parser.should_keep_alive()  # which llhttp forgets behind the head
+        self.is_complete, self.keeps = True, self.parser.should_keep_alive()  # llhttp resets it after the head
 
 
 class HeadParser:
-    """Parses heads, and knows those that it saw before. For one event loop, not thread-safe."""
+    """Parser of heads with a cache. For one event loop, not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Head] = {}
 
     def parse(self, data: bytes) -> Head:
-        """The head that these bytes are, up to and with the blank line that ends it. Raises BadRequestError."""
+        """Parse a head, including the final blank line. Raises BadRequestError."""
         head = self._known.get(data)
         if head is None:
             head = parse_head(data)
@@ -83,13 +83,13 @@ class HeadParser:
 
 
 def parse_head(data: bytes) -> Head:
-    """Do the work of HeadParser.parse without its memory."""
+    """Parse a head without the cache. Raises BadRequestError."""
     fields = _Fields()
     parser = fields.parser
     try:
         parser.feed_data(data)
     except HttpParserUpgrade:
-        pass  # HTTP allows to ignore the wish for another protocol
+        pass  # HTTP allows a server to ignore an upgrade request
     except HttpParserError:
         raise _no_http() from None
     if not fields.is_complete:
@@ -100,7 +100,7 @@ def parse_head(data: bytes) -> Head:
     length, expects, tensors_at = 0, False, 0
     for name, value in fields.headers:
         if name == b"content-length":
-            length = int(value)  # llhttp takes digits alone, and no second one beside chunks
+            length = int(value)  # llhttp accepts only digits, and not together with chunked
         elif name == b"transfer-encoding":
             length = CHUNKED
         elif name == b"expect":
@@ -113,16 +113,16 @@ def parse_head(data: bytes) -> Head:
 
 
 def _path_of(url: bytes) -> bytes:
-    """The path of a request's target, which may be that of a proxy (RFC 9112, section 3.2.2)."""
+    """Path of a request target, which may be in absolute form (RFC 9112, section 3.2.2)."""
     path = url.partition(b"#")[0].partition(b"?")[0]
     if path.startswith(b"/"):
         return path
     scheme, _, rest = path.partition(b"://")
     if scheme.lower() not in (b"http", b"https") or not rest or rest.startswith(b"["):
-        raise BadRequestError(400, "the target of the request is no path, expected one that begins with '/'")
+        raise BadRequestError(400, "the request target is not a path, expected one that begins with '/'")
     slash = rest.find(b"/")
     return rest[slash:] if slash >= 0 else b"/"
 
 
 def _no_http() -> BadRequestError:
-    return BadRequestError(400, "the bytes received are no valid HTTP/1.1 request")
+    return BadRequestError(400, "the received bytes are not a valid HTTP/1.1 request")

@@ -1,4 +1,4 @@
-"""The paths of the protocol, taken apart into an endpoint, a model and a version."""
+"""Router: URL paths of the protocol to endpoint, model and version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHED_PATH_BYTES = 256
 
 
 class Endpoint(Enum):
-    """What a path stands for."""
+    """Endpoint of a path."""
 
     SERVER = auto()
     LIVE = auto()
@@ -33,12 +33,12 @@ class Endpoint(Enum):
 
 
 ADMIN = frozenset({Endpoint.LOAD, Endpoint.UNLOAD, Endpoint.METRICS, Endpoint.PLAN})
-"""What is for operators alone: it changes the server, or tells of all tenants."""
+"""Endpoints for operators only: they change the server, or show data of all tenants."""
 _POSTED = (Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD)
 
 
 class HttpRoute(NamedTuple):
-    """One path; `model` and `version` are empty where the path names none."""
+    """Route of a path; `model` and `version` are empty if the path has none."""
 
     endpoint: Endpoint
     model: str = ""
@@ -46,11 +46,11 @@ class HttpRoute(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The one HTTP method that the endpoint takes."""
+        """HTTP method of the endpoint."""
         return "POST" if self.endpoint in _POSTED else "GET"
 
     def takes(self, method: str) -> bool:
-        """Whether the endpoint answers a method: HEAD as GET, of which the connection leaves out the body."""
+        """Whether the endpoint accepts a method. HEAD counts as GET; the connection omits the body."""
         return method == self.method or (method == "HEAD" and self.method == "GET")
 
 
@@ -76,16 +76,15 @@ _SETTINGS = ("trace", "logging")
 
 
 class Router:
-    """Paths to routes, with a bounded memory of those seen before. For one event loop, not thread-safe."""
+    """Router with a bounded cache. For one event loop, not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, HttpRoute] = {}
 
     def find(self, path: bytes) -> HttpRoute:
-        """Take a raw (still quoted) path apart.
+        """Find the route of a raw (percent-encoded) path.
 
-        Raises ServeError: NOT_FOUND for a path that the protocol does not have, UNIMPLEMENTED for an extension that is
-        not served.
+        Raises ServeError: NOT_FOUND for an unknown path, UNIMPLEMENTED for an extension that is not served.
         """
         route = self._known.get(path)
         if route is None:
@@ -98,7 +97,7 @@ class Router:
 
 
 def parse_path(path: bytes) -> HttpRoute:
-    """Do the work of Router.find without its memory."""
+    """Find the route of a path without the cache. Raises as `Router.find` does."""
     parts = path.decode("latin-1").strip("/").split("/")
     fixed = _FIXED.get(tuple(parts))
     if fixed is not None:
@@ -106,7 +105,7 @@ def parse_path(path: bytes) -> HttpRoute:
     try:
         parts = [unquote(part, errors="strict") for part in parts]
     except UnicodeDecodeError:
-        raise bad("the path has a %-quoted sequence that is not UTF-8") from None
+        raise bad("the path has a percent-encoded sequence that is not UTF-8") from None
     match parts:
         case ["v2", "models", model, "versions", version, *rest] if tuple(rest) in _OF_MODEL and model and version:
             return HttpRoute(_OF_MODEL[tuple(rest)], model, version)

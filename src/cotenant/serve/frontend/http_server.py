@@ -1,4 +1,4 @@
-"""The HTTP server."""
+"""HTTP server of a backend."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cotenant.wire.codec import Limits
 
 
 class HttpServer(LoopServer[HttpApp, HttpConnection]):
-    """Serves a backend over HTTP on a loop, by default one of its own; constructing it does no I/O.
+    """HTTP server of a backend on an event loop, by default its own. The constructor does no I/O.
 
-    `access` says what it serves of the administration, by default what `access_at` says of the host.
+    `access`: access to the administration endpoints, by default `access_at(host)`.
     """
 
     speaks = "HTTP"

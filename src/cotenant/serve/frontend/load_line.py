@@ -1,4 +1,4 @@
-"""The loads and unloads that clients ask for: one after the other, on a thread of their own."""
+"""Queue of the loads and unloads that clients request: one at a time, on a separate thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cotenant.serve.frontend.call_threads import LoopThreads
 from cotenant.wire.api import Control, ServeError, Status
 
 MOST_IN_LINE = 16
-"""Loads and unloads that wait for those before them. Further ones are refused, so that clients retry later."""
+"""Maximum number of waiting loads and unloads. Further ones are refused, so that clients retry later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class _Waiting:
 
 
 class LoadLine:
-    """Runs loads and unloads of a backend in the order in which they came.
+    """FIFO queue of loads and unloads of a backend.
 
-    A load of a model joins one of the same model that waits in line, unless an unload of the model came between. A load
-    that has begun is not joined: it may have read files that have changed since.
+    A load joins a waiting load of the same model, unless an unload of the model is between them. A running load is not
+    joined: it may have read files that have changed since.
     """
 
     def __init__(self, backend: Control, name: str) -> None:
@@ -38,15 +38,15 @@ class LoadLine:
         self._thread = LoopThreads(1, name)
 
     def load(self, model: str) -> Future[None]:
-        """Load a model; the future has what `Control.load` raises. Raises ServeError (UNAVAILABLE)."""
+        """Queue a load; the future carries the errors of `Control.load`. Raises ServeError (UNAVAILABLE)."""
         return self._put("load", model, self._backend.load)
 
     def unload(self, model: str) -> Future[None]:
-        """Unload a model; the future has what `Control.unload` raises. Raises ServeError (UNAVAILABLE)."""
+        """Queue an unload; the future carries the errors of `Control.unload`. Raises ServeError (UNAVAILABLE)."""
         return self._put("unload", model, self._backend.unload)
 
     def close(self) -> None:
-        """Take no more, and refuse what waits. What is under way is not waited for."""
+        """Refuse waiting and further requests. Does not wait for the running one."""
         with self._lock:
             self._is_over = True
             line, self._line = list(self._line), deque()
@@ -62,7 +62,7 @@ class LoadLine:
             if last is not None and last.kind == kind:
                 return last.future
             if len(self._line) >= MOST_IN_LINE:
-                text = f"model {model!r}: {MOST_IN_LINE} loads and unloads wait already; try again when some have ended"
+                text = f"model {model!r}: {MOST_IN_LINE} loads and unloads wait already, the limit; try again later"
                 raise ServeError(Status.UNAVAILABLE, text)
             made = _Waiting(kind, model, call)
             self._line.append(made)
@@ -83,4 +83,4 @@ class LoadLine:
 
 
 def _stopping(model: str) -> ServeError:
-    return ServeError(Status.UNAVAILABLE, f"model {model!r}: the server is stopping")
+    return ServeError(Status.UNAVAILABLE, f"model {model!r}: the server is stopping and loads no more models")

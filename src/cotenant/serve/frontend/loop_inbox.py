@@ -1,4 +1,4 @@
-"""What other threads hand to an event loop: it is woken once for all that comes before it gets there."""
+"""Inbox of an event loop for calls from other threads, with one wake-up for all calls that wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("cotenant.frontend")
 
 
 class LoopInbox:
-    """Calls for the running loop. Made on its thread."""
+    """Thread-safe queue of calls for the running loop. Create it on the loop's thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -24,7 +24,7 @@ class LoopInbox:
         self._is_woken = False
 
     def put(self, call: Callable[[], None]) -> None:
-        """Have a call made on the loop, at once where this is its thread. From any thread."""
+        """Call a function on the loop; at once if this is its thread. Safe on any thread."""
         if threading.get_ident() == self._thread:
             _make(call)
             return
@@ -34,10 +34,10 @@ class LoopInbox:
             try:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
-                _log.warning("an answer came after the server had stopped")
+                _log.warning("an answer was dropped: the server had already stopped")
 
     def when_done(self, future: Future[T], then: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
-        """Have called on the loop, when a future is done, what its value or its error is for."""
+        """When a future is done, call `then` with its value or `failed` with its error, on the loop."""
 
         def follow() -> None:
             try:
@@ -48,14 +48,14 @@ class LoopInbox:
         future.add_done_callback(lambda _: self.put(follow))
 
     def _drain(self) -> None:
-        self._is_woken = False  # first: whatever is put from now on wakes again
+        self._is_woken = False  # before the calls are taken, so that later ones wake again
         while self._calls:
             _make(self._calls.popleft())
 
 
 def _make(call: Callable[[], None]) -> None:
-    """One call that fails must not cost the others theirs."""
+    """Run a call; an error of it does not affect other calls."""
     try:
         call()
     except Exception:
-        _log.exception("an answer could not be handed over")
+        _log.exception("an answer could not be passed to its connection")

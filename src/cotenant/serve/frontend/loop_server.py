@@ -1,4 +1,4 @@
-"""A server of one protocol on an event loop: a listening socket, and the connections that come to it."""
+"""Server of one protocol on an event loop: a listening socket and its connections."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from cotenant.serve.listening import BACKLOG, listen
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
 
-_LOOK_EVERY_S = 1.0
+_TIMEOUT_CHECK_S = 1.0
 _CANCELLED_S = 0.3
-"""Time that requests have to end once they are cancelled, when the server stops."""
+"""Seconds that cancelled requests have to end when the server stops."""
 
 
 class ServedApp(Protocol):
-    """What answers the requests of all connections."""
+    """Request handler of all connections."""
 
     def close(self) -> None:
-        """Take no further work; requests in progress are not waited for."""
+        """Refuse further work, without waiting for requests in progress."""
 
 
 class ServedConnection(Protocol):
-    """One connection, as its server drives it. All methods are called on the loop."""
+    """A connection as its server drives it. All methods run on the loop."""
 
-    def look(self, now_s: float) -> None:
-        """End what takes too long: called now and then, with the time of the loop."""
+    def check_timeouts(self, now_s: float) -> None:
+        """Enforce time limits; called every second with the time of the loop."""
 
     def shut_down(self) -> None:
-        """Answer the requests in progress, and no other."""
+        """Finish the requests in progress and accept no other."""
 
-    def give_up(self) -> None:
-        """Answer the requests in progress now, without waiting for what they asked for."""
+    def abort(self) -> None:
+        """Answer the requests in progress at once with an error."""
 
 
 A = TypeVar("A", bound=ServedApp)
@@ -47,7 +47,7 @@ C = TypeVar("C", bound=ServedConnection)
 
 
 class LoopServer(ABC, Generic[A, C]):
-    """A server on a loop, by default one of its own. Subclasses say what is spoken."""
+    """Server on an event loop, by default its own. Subclasses define the protocol."""
 
     speaks = ""
 
@@ -70,7 +70,7 @@ class LoopServer(ABC, Generic[A, C]):
         self._app: A | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[C] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._timeout_task: asyncio.Task[None] | None = None
 
     @abstractmethod
     def _make_app(self, off_loop: OffLoop) -> A: ...
@@ -82,14 +82,13 @@ class LoopServer(ABC, Generic[A, C]):
     def _make_connection(self, connections: Any) -> Any: ...
 
     def start(self, listening: socket.socket | None = None) -> int:
-        """Listen and serve; return the port, which is a free one where 0 was asked for.
+        """Listen and serve. Returns the port: a free one if the configured port is 0.
 
-        With a socket that listens already, that is taken, and the address only says what is served there.
-
+        `listening`: an open socket to use instead; the address then determines only the access.
         Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
         if self._app is not None:
-            raise CotenantError(f"{self.speaks}: the server has been started already")
+            raise CotenantError(f"{self.speaks}: the server is already started")
         bound = listening or listen(self._host, self._port, self.speaks)
         port: int = bound.getsockname()[1]
         try:
@@ -107,7 +106,7 @@ class LoopServer(ABC, Generic[A, C]):
         return port
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Stop listening, let requests in progress end for `grace_s` seconds, then cancel them. Safe to repeat."""
+        """Stop listening, wait `grace_s` seconds for requests in progress, then cancel them. Safe to repeat."""
         app, loop, self._app = self._app, self._loop, None
         if app is None or loop is None:
             return
@@ -123,25 +122,25 @@ class LoopServer(ABC, Generic[A, C]):
         connections: OpenConnections[C] = self._make_connections(app)
         self._connections = connections.all
         self._server = await loop.create_server(lambda: self._make_connection(connections), sock=bound, backlog=BACKLOG)
-        self._looking = loop.create_task(self._look())
+        self._timeout_task = loop.create_task(self._check_timeouts())
 
-    async def _look(self) -> None:
+    async def _check_timeouts(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_TIMEOUT_CHECK_S)
             for connection in list(self._connections):
-                connection.look(loop.time())
+                connection.check_timeouts(loop.time())
 
     async def _end(self, grace_s: float) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._timeout_task is not None:
+            self._timeout_task.cancel()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             connection.shut_down()
         await _until_empty(self._connections, grace_s)
         for connection in list(self._connections):
-            connection.give_up()
+            connection.abort()
         await _until_empty(self._connections, _CANCELLED_S)
 
 

@@ -1,4 +1,4 @@
-"""What takes so long to read or to write that a thread does it, and not the event loop, and the threads for it."""
+"""Threads for decoding, encoding and control calls that would block the event loop for too long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cotenant.wire.codec import WireRequest, size_bytes
 from cotenant.wire.codec_http import INFLATE_STEP_BYTES
 
 OFF_LOOP_BYTES = 128 << 10
-"""Requests from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
+"""Size in bytes from which requests are decoded in a thread: 128 KiB of JSON take about 1 ms."""
 OFF_LOOP_NS = 1_000_000
-"""Answers that take so long to be written are written in a thread; handing over costs some tenth of it."""
+"""Encoding time in ns from which answers are encoded in a thread; the thread switch costs about a tenth of it."""
 INFLATE_NICE = 10
-"""Of the threads that inflate, which need no interpreter: they take what models and decisions leave."""
+"""Nice value of decompression threads, which do not need the interpreter lock: models and scheduling come first."""
 _NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
-"""Of a number as text, a class or an element of BYTES, a number to choose classes from, and of a byte to compress:
-measured on a core of 2.6 GHz."""
+"""Encoding costs in ns: a number as text; a class or BYTES element; a candidate of a classification; a byte to
+compress. Measured on a core of 2.6 GHz."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
 T = TypeVar("T")
@@ -29,11 +29,11 @@ Failed = Callable[[BaseException], None]
 
 
 class OffLoop:
-    """The threads beside an event loop, and the way back to it: one object for all front-ends of the loop.
+    """Thread pools of an event loop, shared by all of its front-ends.
 
-    Each method has work done by a thread, and calls `then` with what it made, or `failed` with its error or that of
-    `then`, on the loop. Work on bodies and answers is served round robin by tenant: `key` is the name of the model,
-    `cost` is in bytes. Raises CotenantError where no thread can be started.
+    Each method runs work on a thread. Then it calls `then` with the result, or `failed` with an error of the work or
+    of `then`, on the loop. Decoding and encoding are fair to models: `key` is the model's name, `cost` is in bytes.
+    Raises CotenantError if no thread can be started.
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class OffLoop:
         self._codec = LoopThreads(_CODEC_THREADS, "cotenant-codec")
         self._inflate = LoopThreads(1, "cotenant-inflate", INFLATE_NICE)
         self.pending = PendingBytes()
-        """Bytes of the requests of all front-ends of the loop. For its thread alone."""
+        """Bytes of the requests of all front-ends of the loop. Only for the loop's thread."""
         self._inbox: LoopInbox | None = None
 
     @property
     def inbox(self) -> LoopInbox:
-        """Calls for the loop. To be asked for on its thread first."""
+        """Inbox of the loop. The first access must be on the loop's thread."""
         if self._inbox is None:
             self._inbox = LoopInbox()
         return self._inbox
 
     def control(self, work: Callable[[], T], then: Callable[[T], None], failed: Failed) -> None:
-        """Answer a call that may block."""
+        """Run a control call that may block."""
         self.inbox.when_done(self._control.submit(work), then, failed)
 
     def convert(
@@ -64,29 +64,29 @@ class OffLoop:
         failed: Failed,
         held: Held | None = None,
     ) -> None:
-        """Decode or encode. `held` counts the body until then, whatever becomes of its request."""
+        """Decode or encode. `held` counts the body until the work ends, even if its request ends earlier."""
         self._follow(self._codec.submit(work, key, cost), then, failed, held)
 
     def inflate(
         self, key: str, steps: Steps[T], then: Callable[[T], None], failed: Failed, held: Held | None = None
     ) -> None:
-        """Undo the compression of a body, step by step. `held` as in `convert`."""
+        """Decompress a body in steps. `held` as in `convert`."""
         self._follow(self._inflate.submit_steps(steps, key, INFLATE_STEP_BYTES), then, failed, held)
 
     def _follow(self, future: Future[T], then: Callable[[T], None], failed: Failed, held: Held | None) -> None:
         self.inbox.when_done(future, then, failed)
         if held is not None:
             held.keep()
-            future.add_done_callback(lambda _: self.inbox.put(held.let_go))
+            future.add_done_callback(lambda _: self.inbox.put(held.release))
 
     def close(self) -> None:
-        """Let the idle threads end; work in progress is not waited for."""
+        """End the threads, without waiting for work in progress."""
         for threads in (self._control, self._codec, self._inflate):
             threads.shutdown()
 
 
 def writing_ns(wire: WireRequest, result: InferResult, accept: bytes = b"") -> int:
-    """Return roughly how long an answer takes to be written, in nanoseconds. Raw tensors are views and take none."""
+    """Estimate the encoding time of an answer in ns. Raw tensors are views and count 0."""
     total = 0
     for name, array in result.outputs.items():
         output = next((output for output in wire.requested if output.name == name), None)
@@ -106,5 +106,5 @@ def writing_ns(wire: WireRequest, result: InferResult, accept: bytes = b"") -> i
 
 
 def writing_cost(took_ns: int) -> int:
-    """The cost of writing an answer that takes so long, in bytes of a request that take as long to be decoded."""
+    """Convert an encoding time in ns to a cost in bytes: request bytes with the same decoding time."""
     return took_ns * OFF_LOOP_BYTES // OFF_LOOP_NS

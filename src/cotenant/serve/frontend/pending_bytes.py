@@ -1,4 +1,4 @@
-"""Bytes of requests that a server holds, by model, against a budget."""
+"""Memory budget for request bodies, shared by models with a dynamic threshold."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cotenant.wire.api import ServeError, Status
 from cotenant.wire.ending import Ending
 
 COUNTED_FROM_BYTES = 4 << 10
-"""Smaller bodies are not counted: the limits of connections and calls bound what they take."""
+"""Smaller bodies are not counted: the limits of connections and calls bound their memory."""
 
 
 class PendingBytes:
-    """Counts the bytes of bodies that are being read, wait, or belong to live queries, by model.
+    """Bytes of bodies that are being read, wait, or belong to live queries, by model.
 
-    Each model may hold as many bytes as are free: the dynamic threshold of Choudhury and Hahne (1998), with a factor of
-    1. A model alone may have half of the budget, `n` models that want more a part `1 / (n + 1)` each, and as much stays
-    free for the next one. For one event loop, not thread-safe.
+    Dynamic threshold of Choudhury and Hahne (1998) with factor 1: a model may hold `held <= budget - total` bytes. So
+    `n` models that want more get `budget / (n + 1)` each, and as much stays free for another model. For one event
+    loop, not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -26,26 +26,29 @@ class PendingBytes:
 
     @property
     def total(self) -> int:
-        """All bytes that are held."""
+        """Bytes of all models."""
         return self._total
 
     def hold(self, model: str, nbytes: int, budget: int) -> Held:
-        """Count the bytes of a request, which are known or declared. Raises ServeError where there is no room."""
+        """Count the known or declared bytes of a request. Raises ServeError (UNAVAILABLE) if there is no room."""
         held = Held(self, model, budget)
         held.grow(nbytes)
         return held
 
     def take(self, model: str, nbytes: int, budget: int) -> None:
-        """Count bytes. Raises ServeError (UNAVAILABLE)."""
+        """Count bytes of a model. Raises ServeError (UNAVAILABLE) if there is no room."""
         if nbytes > budget - self._total - nbytes - self._by_model[model]:
-            whose = f"requests of model {model!r}" if model else "requests that name no model yet"
-            text = f"{whose} hold {self._by_model[model]} bytes, as many as are free, and {nbytes} more were to come"
+            owner = f"requests of model {model!r}" if model else "requests that name no model yet"
+            text = (
+                f"{owner} hold {self._by_model[model]} bytes of memory for bodies, and there is no room for {nbytes} "
+                "more; try again later"
+            )
             raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED), LossCause.FRONT_END)
         self._total += nbytes
         self._by_model[model] += nbytes
 
     def give_back(self, model: str, nbytes: int) -> None:
-        """Count bytes no more."""
+        """Release bytes of a model."""
         self._total -= nbytes
         self._by_model[model] -= nbytes
         if not self._by_model[model]:
@@ -53,7 +56,7 @@ class PendingBytes:
 
 
 class Held:
-    """The bytes of one request, counted until all that keep it have let go: first of all the request itself."""
+    """Counted bytes of one request, with a reference count: the request and work on its body hold references."""
 
     __slots__ = ("_budget", "_keepers", "_model", "_nbytes", "_pending")
 
@@ -65,12 +68,12 @@ class Held:
         self._keepers = 1
 
     def grow(self, nbytes: int) -> None:
-        """Count further bytes of the request. Raises ServeError."""
+        """Count further bytes of the request. Raises ServeError (UNAVAILABLE) if there is no room."""
         self._pending.take(self._model, nbytes, self._budget)
         self._nbytes += nbytes
 
     def move(self, model: str) -> None:
-        """The request is one for this model. Raises ServeError where that has no room; the bytes stay counted then."""
+        """Charge the bytes to another model. Raises ServeError if it has no room; the old model stays charged then."""
         if model != self._model:
             self._pending.give_back(self._model, self._nbytes)
             try:
@@ -81,11 +84,11 @@ class Held:
             self._model = model
 
     def keep(self) -> None:
-        """Work on the request has begun that may last longer than the request: it lets go, too."""
+        """Add a reference, for work that may outlive the request."""
         self._keepers += 1
 
-    def let_go(self) -> None:
-        """The request, or work on it, is over."""
+    def release(self) -> None:
+        """Drop a reference; the last one releases the bytes."""
         self._keepers -= 1
         if not self._keepers:
             self._pending.give_back(self._model, self._nbytes)

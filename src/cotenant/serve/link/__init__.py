@@ -1,1 +1,1 @@
-"""How the processes of a server hand queries to each other: messages over a socket, tensors in shared memory."""
+"""Links between a server's processes: messages over a Unix socket, tensors in shared memory."""

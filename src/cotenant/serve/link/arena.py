@@ -1,4 +1,4 @@
-"""Tensors of many queries in one memory that two processes share: one writes them, the other reads them in place."""
+"""Shared-memory arena for tensors: one process writes them, another process reads them in place."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cotenant.serve.link.blocks import Blocks
 from cotenant.shortages import Resource, report
 
 CAPACITY_BYTES = 8 << 30
-"""Of address space: memory is taken for what is in use alone."""
+"""Address space of an arena; only blocks in use take memory."""
 INLINE_BYTES = 256
-"""Tensors that take no more than this together go with the message: that costs less than a block."""
+"""Tensors up to this total size travel inside the message, which costs less than a block."""
 _ALIGNMENT = 64
 _KEPT_BYTES = 64 << 20
-"""Free memory that an arena keeps for the next queries; beyond, the pages of large blocks go back at once."""
+"""Free memory that an arena keeps for reuse; above it, pages of large freed blocks return to the system."""
 _LARGE_BYTES = 256 << 10
 _MOST_FORMS = 256
 _INLINE = -1
@@ -36,11 +36,11 @@ _Form = tuple[tuple[str, Any, tuple[int, ...]], ...]
 
 
 class ArenaFullError(CotenantError):
-    """The tensors of the queries that are under way leave no room for another one."""
+    """The tensors of live queries leave no room for another query."""
 
 
 class TensorPlace(Struct, frozen=True, array_like=True, gc=False):
-    """Where tensors lie: in a block of the arena, or, where `block` is -1, in `inline`. Offsets count from there."""
+    """Location of tensors: a block of the arena, or `inline` if `block` is -1. Offsets are relative to it."""
 
     layouts: tuple[TensorLayout, ...] = ()
     block: int = _INLINE
@@ -49,10 +49,8 @@ class TensorPlace(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arena:
-    """The writing side. The memory is an anonymous file that goes with the last process that has it. Not thread-safe.
-
-    Raises OSError when the system gives no such file.
-    """
+    """Writing side of an arena in an anonymous file (memfd), which ends with its last process. Not thread-safe. Raises
+    OSError when the system refuses the file."""
 
     def __init__(self, name: str, capacity: int = CAPACITY_BYTES) -> None:
         self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -69,16 +67,16 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes of the blocks in use."""
+        """Bytes of blocks in use."""
         return self._blocks.used
 
     @property
     def resident(self) -> int:
-        """Bytes of memory that the arena takes."""
+        """Resident bytes of the arena."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def write(self, tensors: Tensors) -> TensorPlace:
-        """Put tensors where the other side reads them. Raises ArenaFullError."""
+        """Write tensors for the other side to read. Raises ArenaFullError."""
         form = tuple([(name, array.dtype, array.shape) for name, array in tensors.items()])
         known = self._known.get(form)
         packed: dict[str, bytes] = {}
@@ -99,7 +97,7 @@ class Arena:
         return TensorPlace(layouts, block, total)
 
     def free(self, block: int) -> None:
-        """The other side has let go of a block; any other number is ignored."""
+        """Free a block that the other side has released; unknown offsets are ignored."""
         try:
             size = self._blocks.size(block)
         except KeyError:
@@ -109,9 +107,9 @@ class Arena:
             self._memory.madvise(mmap.MADV_REMOVE, block, size)
 
     def close(self) -> None:
-        """Let go of the memory; what the other side reads of it stays until it lets go, too. Safe to repeat."""
+        """Unmap the memory; the other side's mapping stays valid. Safe to repeat."""
         self._close()
-        self._memory.close()  # no array of this side stays; those of a reader would not hold it open
+        self._memory.close()  # this side keeps no array of it
 
     def _laid_out(
         self, form: _Form, tensors: Tensors, packed: dict[str, bytes]
@@ -136,21 +134,23 @@ class Arena:
     def _block(self, needed: int) -> int:
         block = self._blocks.take(needed)
         if block is None:
-            raise ArenaFullError("the tensors of the queries under way leave no room for this one: try again later")
-        try:  # a lack of pages would be a signal later
+            raise ArenaFullError(
+                "shared memory is full: the tensors of live queries leave no room for this one; try again later"
+            )
+        try:  # without it, a lack of pages would raise SIGBUS later
             os.posix_fallocate(self.descriptor, block, needed)
         except OSError as error:
             self._blocks.give_back(block)
             report(Resource.MEMORY, f"a query with tensors of {needed} bytes is refused")
-            raise ArenaFullError(f"no shared memory of {needed} bytes is left ({error.strerror})") from None
+            raise ArenaFullError(
+                f"the system has no {needed} bytes of shared memory ({error.strerror}); try again later"
+            ) from None
         return block
 
 
 class ArenaReader:
-    """The reading side. `on_free` is told of each block, from any thread, once nothing here looks into it any more.
-
-    Raises OSError when the memory cannot be mapped.
-    """
+    """Reading side of an arena. `on_free` is called, on any thread, when no array refers to a block any more. Raises
+    OSError when the memory cannot be mapped."""
 
     def __init__(self, descriptor: int, on_free: Callable[[int], None]) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -159,7 +159,7 @@ class ArenaReader:
         self._held: dict[int, weakref.ref[Any]] = {}
 
     def read(self, place: TensorPlace) -> dict[str, Any]:
-        """The tensors of a place, as views where they are numbers. Raises CotenantError where it lies outside."""
+        """Return the tensors at a place; numeric ones as views. Raises CotenantError if it is outside the arena."""
         if place.block == _INLINE:
             return {each.name: _view(place.inline, len(place.inline), each) for each in place.layouts}
         if not 0 <= place.block <= place.block + place.nbytes <= self._size:
@@ -168,16 +168,16 @@ class ArenaReader:
         owner.flags.writeable = False
         block, held, on_free = place.block, self._held, self._on_free
 
-        def let_go(_: object) -> None:
+        def freed(_: object) -> None:
             held.pop(block, None)
             on_free(block)
 
-        held[block] = weakref.ref(owner, let_go)  # all views have it as their base
+        held[block] = weakref.ref(owner, freed)  # the base of all views
         return {each.name: _view(owner, place.nbytes, each) for each in place.layouts}
 
     @property
     def held(self) -> int:
-        """How many blocks something looks into."""
+        """Number of blocks to which arrays refer."""
         return len(self._held)
 
 
@@ -193,16 +193,16 @@ def _view(memory: Any, size: int, layout: TensorLayout) -> Any:
 
 
 def _inline(layouts: Sequence[TensorLayout], tensors: Tensors, packed: Mapping[str, bytes], total: int) -> bytes:
-    pieces, at = [], 0
+    chunks, at = [], 0
     for layout in layouts:
-        pieces.append(bytes(layout.offset - at))
-        pieces.append(packed[layout.name] if layout.dtype == OBJECTS else tensors[layout.name].tobytes())
+        chunks.append(bytes(layout.offset - at))
+        chunks.append(packed[layout.name] if layout.dtype == OBJECTS else tensors[layout.name].tobytes())
         at = layout.offset + layout.nbytes
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 class FreedBlocks:
-    """Blocks that the reading side has let go of, and has not told of. Thread-safe; `wake` is called for the first."""
+    """Blocks that the reading side has freed and not reported yet. Thread-safe; `wake` is called for the first."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._blocks: deque[int] = deque()
@@ -210,15 +210,15 @@ class FreedBlocks:
         self._is_woken = False
 
     def add(self, block: int) -> None:
-        """A block is let go of."""
+        """Add a freed block."""
         self._blocks.append(block)
         if not self._is_woken:
             self._is_woken = True
             self._wake()
 
     def taken(self) -> list[int]:
-        """All of them, once."""
-        self._is_woken = False  # first: whatever is added from now on wakes again
+        """Remove and return all blocks."""
+        self._is_woken = False  # before the blocks are taken, so that later ones wake again
         found = []
         while self._blocks:
             found.append(self._blocks.popleft())

@@ -1,36 +1,36 @@
-"""Blocks of a shared memory: a buddy allocator (Knuth, The Art of Computer Programming, volume 1, section 2.5)."""
+"""Buddy allocator for shared memory (Knuth, The Art of Computer Programming, volume 1, section 2.5)."""
 
 from __future__ import annotations
 
 LEAST_BYTES = 4096
 """The smallest block: a page."""
 _MOST_READY = 64
-"""Free blocks of one size that are kept as they are: most queries need a block of the size of one before them."""
+"""Free blocks of one size that stay unmerged: most queries need a block size that was just freed."""
 
 
 class Blocks:
-    """Hands out blocks of `LEAST_BYTES` times a power of two, from a range of `capacity` bytes, itself such a block.
+    """Allocator of blocks of `LEAST_BYTES * 2**n` from `capacity` bytes, a size of the same form.
 
-    Knows offsets alone and touches no memory. Not thread-safe.
+    It manages offsets and does not touch memory. Not thread-safe. Raises ValueError for any other capacity.
     """
 
     def __init__(self, capacity: int) -> None:
         self._top = (capacity // LEAST_BYTES).bit_length() - 1
         if LEAST_BYTES << self._top != capacity:
-            raise ValueError(f"a capacity of {capacity} bytes is no power of two of pages")
+            raise ValueError(f"a capacity of {capacity} bytes, expected a power of two of pages of {LEAST_BYTES} bytes")
         self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
         self._free[self._top].add(0)
         self._ready: list[list[int]] = [[] for _ in range(self._top + 1)]
         self._orders: dict[int, int] = {}
-        """The sizes of the blocks in use, by their offsets."""
+        """Orders `n` of the blocks in use, by offset."""
         self.used = 0
-        """Bytes of the blocks in use."""
+        """Bytes of blocks in use."""
 
     def __len__(self) -> int:
         return len(self._orders)
 
     def take(self, needed: int) -> int | None:
-        """The offset of a block of at least so many bytes, None where there is none."""
+        """Allocate a block of at least `needed` bytes; returns its offset, None if there is none."""
         order = max(0, (needed - 1) // LEAST_BYTES).bit_length()
         if order > self._top:
             return None
@@ -49,11 +49,11 @@ class Blocks:
         return offset
 
     def size(self, offset: int) -> int:
-        """Bytes of a block in use. Raises KeyError where none begins."""
+        """Size in bytes of the block at `offset`. Raises KeyError for an unknown offset."""
         return LEAST_BYTES << self._orders[offset]
 
     def give_back(self, offset: int) -> None:
-        """A block is free again. Raises KeyError where none begins."""
+        """Free the block at `offset`. Raises KeyError for an unknown offset."""
         order = self._orders.pop(offset)
         self.used -= LEAST_BYTES << order
         if len(self._ready[order]) < _MOST_READY:

@@ -1,4 +1,4 @@
-"""One end of a link: messages in both directions over a stream socket, gathered so that one write takes many."""
+"""One end of a link: batched messages in both directions over a stream socket."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ M = TypeVar("M")
 _HEAD = struct.Struct("<I")
 MOST_FRAME_BYTES = 256 << 20
 _MOST_UNREAD_BYTES = 512 << 20
-"""An end that lets so much lie unread hangs: the link is cut."""
+"""Unread bytes at which the peer counts as hung and the link is closed."""
 _log = logging.getLogger("cotenant.link")
 
 
 class ProcessLink(asyncio.Protocol, Generic[M]):
-    """An end on the running loop. `on_messages` is told all that one read brought, `on_lost` once of the end.
-
-    Both are called on the loop, and so are all methods.
-    """
+    """End of a link on the running loop. All methods and callbacks run on the loop. `on_messages` gets all messages of
+    one read; `on_lost` is called once when the link ends."""
 
     def __init__(self, kinds: Any, on_messages: Callable[[Sequence[M]], None], on_lost: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,22 +34,22 @@ class ProcessLink(asyncio.Protocol, Generic[M]):
         self._data = b""
 
     def send(self, message: object) -> None:
-        """Send a message, with the others of this turn of the loop. What is sent to a link that has ended is lost."""
+        """Queue a message; all messages of a loop iteration are written together. A closed link drops them."""
         self._unsent.append(message)
         if len(self._unsent) == 1:
             self._loop.call_soon(self._flush)
 
     def cut(self) -> None:
-        """End the link."""
+        """Close the link at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        """The socket is the loop's now."""
+        """Store the transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Decode all complete messages and pass them on."""
         data = self._data + data if self._data else data
         at, size = 0, len(data)
         messages: list[M] = []
@@ -66,7 +64,10 @@ class ProcessLink(asyncio.Protocol, Generic[M]):
                 messages += self._decode(memoryview(data)[at + _HEAD.size : end])
                 at = end
         except msgspec.DecodeError as error:
-            _log.error("a link between processes of the server is cut: what came is no message (%s)", error)
+            _log.error(
+                "a link between the server's processes is closed: invalid message (%s); the process connects again",
+                error,
+            )
             self.cut()
             return
         self._data = data[at:]
@@ -74,7 +75,7 @@ class ProcessLink(asyncio.Protocol, Generic[M]):
             self._on_messages(messages)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other end has gone."""
+        """Report that the link has ended."""
         self._transport = None
         self._data = b""
         self._on_lost()
@@ -87,15 +88,13 @@ class ProcessLink(asyncio.Protocol, Generic[M]):
         payload = self._encode(unsent)
         transport.write(_HEAD.pack(len(payload)) + payload)
         if transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            _log.error("a link between processes of the server is cut: the other end does not read")
+            _log.error("a link between the server's processes is closed: the other end does not read; it is reopened")
             self.cut()
 
 
 async def hand_over(bound: socket.socket, descriptor: int) -> int:
-    """Give the other end of a socket that does not block a descriptor, and take the one that it gives.
-
-    Raises OSError or EOFError where the other end goes.
-    """
+    """Exchange file descriptors with the other end of a non-blocking socket; returns the received one. Raises OSError
+    or EOFError if the other end closes."""
     loop = asyncio.get_running_loop()
     socket.send_fds(bound, [b"\0"], [descriptor])
     while True:
@@ -110,5 +109,5 @@ async def hand_over(bound: socket.socket, descriptor: int) -> int:
         except BlockingIOError:
             continue
         if not data or not descriptors:
-            raise EOFError("the other process has gone")
+            raise EOFError("the other process has ended")
         return descriptors[0]

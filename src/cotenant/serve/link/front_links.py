@@ -1,4 +1,4 @@
-"""The engine's ends of its links to front-end processes: queries come in, and how they ended goes back."""
+"""Engine side of the links to front-end processes: receives queries, sends their outcomes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedB
 from cotenant.serve.link.connection import ProcessLink, hand_over
 from cotenant.serve.link.messages import (
     RETURNS,
-    AskedQuery,
     CallResult,
     ControlCall,
     Declined,
     EndedQuery,
     Failed,
     Freed,
+    QueryRequest,
     Replied,
     Shortages,
     ToEngine,
@@ -40,31 +40,31 @@ from cotenant.wire.api import Backend, InferRequest, InferResult, ServeError, St
 
 _CALL_THREADS = 16
 _GATES_S = 0.001
-"""What changes of gates within this time goes in one message: a full queue opens and shuts with each query."""
+"""Seconds for which gate changes are gathered into one message: a full queue opens and shuts with each query."""
 _log = logging.getLogger("cotenant.server")
 
 
 class LinkedServer(Backend, Protocol):
-    """The server, as links use it."""
+    """The server as links use it."""
 
     def directory(self) -> Directory:
-        """What is served under which name."""
+        """Directory of all names."""
 
     @property
     def gates(self) -> Mapping[str, Gate]:
-        """The gates of tenants that take no query now."""
+        """Shut gates by tenant."""
 
     def submit_together(
         self, requests: Sequence[tuple[InferRequest, Callable[[InferResult], None]]]
     ) -> list[int | ServeError]:
-        """Take queries that came at once. Gives the number of each, or the error that `submit` would have raised."""
+        """Submit queries that came together. Returns the number of each, or the error that `submit` would raise."""
 
     def replied_at(self, query: int, ended_ns: int, at_ns: int) -> None:
-        """An answer was handed to its connection."""
+        """Record that an answer was passed to its connection."""
 
 
 class FrontLinks:
-    """Links with all front-end processes that connect to a listening socket."""
+    """Links to all front-end processes that connect to a listening socket."""
 
     def __init__(self, server: LinkedServer, loop: ServeLoop, listening: socket.socket) -> None:
         self._server = server
@@ -74,27 +74,27 @@ class FrontLinks:
         self._threads = LoopThreads(_CALL_THREADS, "cotenant-calls")
         self._accepting: asyncio.Task[None] | None = None
         self._inbox: LoopInbox | None = None
-        self._told = b""
+        self._sent_directory = b""
         self._are_gates_due = False
 
     def start(self) -> None:
-        """Take links from now on."""
+        """Start accepting links."""
         self._loop.submit(self._begin()).result()
 
     def close(self) -> None:
-        """Take no more links; those that there are end with the process."""
+        """Stop accepting links; open links end with the process."""
         self._threads.shutdown()
         if self._accepting is not None:
             task = self._accepting
             self._loop.submit(_cancelled(task))
 
     def changed(self) -> None:
-        """Tell the front-ends, soon, of names and their states, if they are not as they were. From any thread."""
+        """Schedule sending the directory to the front-ends if it has changed. Safe on any thread."""
         if self._inbox is not None:
             self._inbox.put(self._publish_soon)
 
     def gates_changed(self) -> None:
-        """Tell the front-ends, within _GATES_S, which tenants take no query. From any thread."""
+        """Schedule sending the shut gates to the front-ends within _GATES_S. Safe on any thread."""
         if self._inbox is not None and not self._are_gates_due:
             self._are_gates_due = True
             self._inbox.put(self._publish_gates_soon)
@@ -114,13 +114,13 @@ class FrontLinks:
                 await link.connect(bound)
             except (OSError, EOFError, CotenantError) as error:
                 bound.close()
-                _log.warning("a front-end process could not be linked: %s", error)
+                _log.warning("the link to a front-end process failed: %s; the process tries again", error)
                 continue
             self._links.add(link)
             link.send(self._server.directory())
             link.send(ShutGates(dict(self._server.gates)))
 
-    def _publish_soon(self) -> None:  # the thread that says so may hold a lock
+    def _publish_soon(self) -> None:  # later, as the calling thread may hold a lock
         asyncio.get_running_loop().call_soon(self._publish)
 
     def _publish_gates_soon(self) -> None:
@@ -134,15 +134,15 @@ class FrontLinks:
 
     def _publish(self) -> None:
         directory = self._server.directory()
-        told = msgspec.msgpack.encode(directory)
-        if told != self._told:
-            self._told = told
+        encoded = msgspec.msgpack.encode(directory)
+        if encoded != self._sent_directory:
+            self._sent_directory = encoded
             for link in self._links:
                 link.send(directory)
 
 
 class _FrontLink:
-    """The link with one front-end. All methods are called on the loop, but for what a query's end calls."""
+    """Link to one front-end. All methods run on the loop, except `_ended`."""
 
     def __init__(
         self,
@@ -158,19 +158,19 @@ class _FrontLink:
         self._publish = publish
         self._on_lost = on_lost
         self._arena = Arena("cotenant-answers")
-        self._freed = FreedBlocks(lambda: inbox.put(self._tell_freed))
+        self._freed = FreedBlocks(lambda: inbox.put(self._send_freed))
         self._reader: ArenaReader | None = None
         self._link: ProcessLink[ToEngine] = ProcessLink(ToEngine, self._take, self._lost)
         self._queries: dict[int, int] = {}
-        """Numbers of the queries inside, by their names on the link."""
+        """Numbers of live queries by their references on the link."""
         self._early: set[int] = set()
-        """Names of queries that ended while they were being submitted."""
+        """References of queries that ended during their submission."""
         self._unwritten: dict[int, int] = {}
-        """Answers that were sent, and have not been said to be written: when they ended, by number."""
+        """End times in ns of queries with an answer sent and not yet reported as written, by number."""
         self._is_over = False
 
     async def connect(self, bound: socket.socket) -> None:
-        """Take the link. Raises OSError or EOFError."""
+        """Exchange arenas and open the link. Raises OSError or EOFError."""
         try:
             theirs = await hand_over(bound, self._arena.descriptor)
             try:
@@ -187,14 +187,14 @@ class _FrontLink:
         self._link.send(message)
 
     def _take(self, messages: Sequence[ToEngine]) -> None:
-        asks: list[AskedQuery] = []
+        requests: list[QueryRequest] = []
         for message in messages:
-            if type(message) is AskedQuery:
-                asks.append(message)
+            if type(message) is QueryRequest:
+                requests.append(message)
                 continue
-            if asks:  # in the order in which they came: one may be withdrawn by the next message
-                self._ask(asks)
-                asks = []
+            if requests:  # keep the order: the next message may withdraw one
+                self._submit(requests)
+                requests = []
             match message:
                 case Replied(query=query, ended_ns=ended_ns, at_ns=at_ns):
                     if self._unwritten.pop(query, None) is not None:
@@ -211,36 +211,36 @@ class _FrontLink:
                         self._server.cancel(number)
                 case ControlCall():
                     self._call(message)
-        if asks:
-            self._ask(asks)
+        if requests:
+            self._submit(requests)
 
-    def _ask(self, asks: Sequence[AskedQuery]) -> None:
-        """Submit queries that came at once."""
+    def _submit(self, requests: Sequence[QueryRequest]) -> None:
+        """Submit queries that came together."""
         try:
-            requests = [(self._request(ask), partial(self._ended, ask.ref)) for ask in asks]
-            found = self._server.submit_together(requests)
+            submissions = [(self._infer_request(each), partial(self._ended, each.ref)) for each in requests]
+            found = self._server.submit_together(submissions)
         except Exception:
-            _log.exception("queries from a front-end process failed")
+            _log.exception("%d queries of a front-end process could not be submitted", len(requests))
             text = "internal error; the server's log has the details"
-            found = [ServeError(Status.INTERNAL, text)] * len(asks)
-        for ask, number in zip(asks, found, strict=True):
+            found = [ServeError(Status.INTERNAL, text)] * len(requests)
+        for request, number in zip(requests, found, strict=True):
             if isinstance(number, ServeError):
-                self.send(Failed.of(ask.ref, number))
-            elif ask.ref in self._early:
-                self._early.discard(ask.ref)
+                self.send(Failed.of(request.ref, number))
+            elif request.ref in self._early:
+                self._early.discard(request.ref)
             else:
-                self._queries[ask.ref] = number
+                self._queries[request.ref] = number
 
-    def _request(self, ask: AskedQuery) -> InferRequest:
+    def _infer_request(self, request: QueryRequest) -> InferRequest:
         assert self._reader is not None
-        told = ask.outputs, ask.priority, ask.timeout_ns, ask.arrival_ns
-        return InferRequest(ask.model, self._reader.read(ask.inputs), ask.version, "", *told)
+        rest = request.outputs, request.priority, request.timeout_ns, request.arrival_ns
+        return InferRequest(request.model, self._reader.read(request.inputs), request.version, "", *rest)
 
     def _ended(self, ref: int, result: InferResult) -> None:
-        """A query has ended, on any thread."""
-        self._inbox.put(partial(self._tell_end, ref, result))
+        """Handle the end of a query; runs on any thread."""
+        self._inbox.put(partial(self._send_end, ref, result))
 
-    def _tell_end(self, ref: int, result: InferResult) -> None:
+    def _send_end(self, ref: int, result: InferResult) -> None:
         if self._queries.pop(ref, None) is None:
             self._early.add(ref)
         if self._is_over:
@@ -258,12 +258,12 @@ class _FrontLink:
                 return
             self._unwritten[result.query] = result.ended_ns
         status = "" if result.status is None else result.status.name
-        told = result.query, result.model_version, place, result.reason, status, result.ended_ns
-        self.send(EndedQuery(ref, result.outcome, *told))
+        rest = result.query, result.model_version, place, result.reason, status, result.ended_ns
+        self.send(EndedQuery(ref, result.outcome, *rest))
 
     def _call(self, call: ControlCall) -> None:
         if call.method not in RETURNS:
-            self.send(Failed.of(call.ref, ServeError(Status.INTERNAL, f"there is no call {call.method!r}")))
+            self.send(Failed.of(call.ref, ServeError(Status.INTERNAL, f"the engine has no method {call.method!r}")))
             return
         method = getattr(self._server, call.method)
 
@@ -271,26 +271,26 @@ class _FrontLink:
             value: Any = method(*call.words)
             return msgspec.msgpack.encode(value)
 
-        def told(value: bytes) -> None:
+        def succeeded(value: bytes) -> None:
             if call.method in ("load", "unload"):
-                self._publish()  # before its client hears of it
+                self._publish()  # before the client gets the answer
             self.send(CallResult(call.ref, msgspec.Raw(value)))
 
         def failed(error: BaseException) -> None:
             if not isinstance(error, ServeError):
-                _log.error("a call of %r failed", call.method, exc_info=error)
+                _log.error("the call %r of a front-end process failed", call.method, exc_info=error)
                 error = ServeError(Status.INTERNAL, "internal error; the server's log has the details")
             self.send(Failed.of(call.ref, error))
 
         future = self._threads.submit(work)
-        self._inbox.when_done(future, told, failed)
+        self._inbox.when_done(future, succeeded, failed)
 
-    def _tell_freed(self) -> None:
+    def _send_freed(self) -> None:
         if blocks := self._freed.taken():
             self.send(Freed(blocks))
 
     def _lost(self) -> None:
-        """The front-end has gone: nothing waits for its queries."""
+        """Cancel all queries of a front-end that has ended."""
         self._is_over = True
         self._on_lost(self)
         for number in list(self._queries.values()):

@@ -1,4 +1,4 @@
-"""What front-end processes and the engine process of a server say to each other."""
+"""Messages between front-end processes and the engine process of a server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cotenant.wire.api import IndexEntry, ModelStatistics, ServeError, Status
 from cotenant.wire.ending import Ending
 
 
-class AskedQuery(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the engine: a query, with its inputs at a place of the front-end's arena. `ref` names it on this link."""
+class QueryRequest(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """To the engine: a query with its inputs in the front-end's arena. `ref` identifies it on this link."""
 
     ref: int
     model: str
@@ -28,13 +28,13 @@ class AskedQuery(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Withdraw(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the engine: the client of a query has gone."""
+    """To the engine: the client withdrew a query."""
 
     ref: int
 
 
 class Replied(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the engine: an answer was handed to its connection, at this monotonic time."""
+    """To the engine: an answer was passed to its connection at this monotonic time."""
 
     query: int
     ended_ns: int
@@ -42,13 +42,13 @@ class Replied(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Shortages(Struct, frozen=True, array_like=True, tag=True):
-    """To the engine: how often resources were short since the last time, by the values of `shortages.Resource`."""
+    """To the engine: new resource shortages since the last message, by value of `shortages.Resource`."""
 
     met: dict[str, int]
 
 
 class ControlCall(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the engine: a method of `Control`, with its arguments."""
+    """To the engine: a call of a method of `Control`."""
 
     ref: int
     method: str
@@ -56,7 +56,7 @@ class ControlCall(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class EndedQuery(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To a front-end: how a query ended, with its outputs at a place of the engine's arena."""
+    """To a front-end: the outcome of a query, with its outputs in the engine's arena."""
 
     ref: int
     outcome: Outcome
@@ -80,19 +80,19 @@ class Failed(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
     @classmethod
     def of(cls, ref: int, error: ServeError) -> Failed:
-        """As it crosses the link."""
+        """Message form of an error."""
         loss = None if error.cause is UNSET else error.cause
         return cls(ref, error.status.name, error.message, error.ending.outcome, error.ending.cause, loss)
 
     @property
     def error(self) -> ServeError:
-        """As it was raised."""
+        """Error that the other side raised."""
         loss = UNSET if self.loss is None else self.loss
         return ServeError(Status[self.status], self.message, Ending(self.outcome, self.cause), loss)
 
 
 class Declined(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the engine: a request for a model was answered with an error, and never was a query."""
+    """To the engine: a request was refused at the front-end and never became a query."""
 
     model: str
     arrival_ns: int
@@ -100,19 +100,19 @@ class Declined(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class CallResult(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To a front-end: what a call gives, as `RETURNS` says."""
+    """To a front-end: the result of a call, of the type in `RETURNS`."""
 
     ref: int
     value: msgspec.Raw
 
 
 class Freed(Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To the writer of an arena: nothing looks into these blocks any more."""
+    """To the writer of an arena: these blocks are free."""
 
     blocks: list[int]
 
 
-ToEngine = AskedQuery | Withdraw | Replied | Declined | Shortages | ControlCall | Freed
+ToEngine = QueryRequest | Withdraw | Replied | Declined | Shortages | ControlCall | Freed
 ToFrontend = EndedQuery | Failed | CallResult | Freed | Directory | ShutGates
 RETURNS: dict[str, Any] = {
     "config": dict[str, Any],
@@ -123,4 +123,4 @@ RETURNS: dict[str, Any] = {
     "metrics": bytes,
     "plan": dict[str, Any],
 }
-"""The calls, and the types of what they give."""
+"""Result types by method."""

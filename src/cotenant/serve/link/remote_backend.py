@@ -1,4 +1,4 @@
-"""The server as a front-end in a process of its own sees it: queries and calls go over a link to the engine."""
+"""Backend of a front-end process: queries and calls go over a link to the engine process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from cotenant.serve.link.arena import Arena, ArenaFullError, ArenaReader, FreedB
 from cotenant.serve.link.connection import ProcessLink, hand_over
 from cotenant.serve.link.messages import (
     RETURNS,
-    AskedQuery,
     CallResult,
     ControlCall,
     Declined,
     EndedQuery,
     Failed,
     Freed,
+    QueryRequest,
     Replied,
     Shortages,
     ToFrontend,
@@ -52,21 +52,21 @@ from cotenant.wire.codec import validate
 from cotenant.wire.ending import FAILURE
 
 _RETRY_S = 0.05
-_TELL_EVERY_S = 1.0
-"""How often the engine is told of wants of resources, if there are any."""
+_SHORTAGES_EVERY_S = 1.0
+"""Seconds between reports of resource shortages to the engine."""
 _log = logging.getLogger("cotenant.frontend")
 Done = Callable[[InferResult], None]
 
 
-def _away() -> ServeError:
-    return ServeError(Status.UNAVAILABLE, "the server's engine is being started: try again in a moment")
+def _engine_unavailable() -> ServeError:
+    return ServeError(Status.UNAVAILABLE, "the server's engine is starting; try again in a moment")
 
 
 class RemoteBackend:
-    """Implements `Backend` over a link to the engine process that listens at `path`.
+    """`Backend` over a link to the engine process that listens at `path`.
 
-    While there is no engine, queries are refused as unavailable, and nothing is ready. `on_open` is called on the loop
-    whenever the engine says that it accepts queries. Made anywhere, `keep` runs on the loop of the front-ends.
+    Without an engine, queries are refused as UNAVAILABLE and no model is ready. `on_open` is called on the loop
+    whenever the engine begins to accept queries. `keep` runs on the loop of the front-ends.
     """
 
     def __init__(self, path: str, on_open: Callable[[], None] = lambda: None) -> None:
@@ -74,9 +74,9 @@ class RemoteBackend:
         self._on_open = on_open
         self._lock = threading.Lock()
         self._refs = itertools.count(1)
-        self._asked: dict[int, Done] = {}
+        self._pending: dict[int, Done] = {}
         self._calls: dict[int, tuple[str, Future[Any]]] = {}
-        """Calls that the engine has not answered: their methods, and what waits."""
+        """Unanswered calls by reference: method and future."""
         self._link: ProcessLink[ToFrontend] | None = None
         self._arena: Arena | None = None
         self._reader: ArenaReader | None = None
@@ -89,7 +89,7 @@ class RemoteBackend:
     # --- the link -------------------------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Hold a link to the engine, and make a new one when it ends. Runs until it is cancelled."""
+        """Keep a link to the engine, and reconnect when it ends. Runs until cancelled."""
         self._inbox = LoopInbox()
         self._thread = threading.get_ident()
         while True:
@@ -101,10 +101,10 @@ class RemoteBackend:
                 continue
             while not lost.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(lost.wait(), _TELL_EVERY_S)
-                self._tell_shortages()
+                    await asyncio.wait_for(lost.wait(), _SHORTAGES_EVERY_S)
+                self._send_shortages()
 
-    def _tell_shortages(self) -> None:
+    def _send_shortages(self) -> None:
         met = shortages.counts()
         new = {
             each.value: times - self._met.get(each, 0) for each, times in met.items() if times > self._met.get(each, 0)
@@ -131,11 +131,11 @@ class RemoteBackend:
             self._lose(arena)
             lost.set()
 
-        def tell_freed() -> None:
-            link.send(Freed(freed.taken()))  # of this link's arena: another one has blocks of the same numbers
+        def send_freed() -> None:
+            link.send(Freed(freed.taken()))  # block offsets are valid for this link's arena only
 
         link: ProcessLink[ToFrontend] = ProcessLink(ToFrontend, self._take, on_lost)
-        freed = FreedBlocks(lambda: self._put(tell_freed))
+        freed = FreedBlocks(lambda: self._put(send_freed))
         try:
             reader = ArenaReader(theirs, freed.add)
         finally:
@@ -146,7 +146,7 @@ class RemoteBackend:
         return lost
 
     def _put(self, call: Callable[..., None], *words: Any) -> None:
-        """Have a call made on the loop."""
+        """Call a function on the loop."""
         assert self._inbox is not None
         self._inbox.put(lambda: call(*words))
 
@@ -157,17 +157,17 @@ class RemoteBackend:
             self._put(link.send, message)
 
     def _lose(self, arena: Arena) -> None:
-        """The engine has gone, with all that it was asked."""
+        """Fail all pending queries and calls after the engine process has ended."""
         with self._lock:
-            asked, self._asked = self._asked, {}
+            pending, self._pending = self._pending, {}
             calls, self._calls = self._calls, {}
             self._link = self._arena = self._reader = None
             self._directory, self._shut = Directory(), {}
             arena.close()
-        for done in asked.values():
-            _tell(done, _refused(ServeError(Status.UNAVAILABLE, _LOST, FAILURE)))
+        for done in pending.values():
+            _deliver(done, _refused_result(ServeError(Status.UNAVAILABLE, _LOST, FAILURE)))
         for _, future in calls.values():
-            future.set_exception(_away())
+            future.set_exception(_engine_unavailable())
 
     def _take(self, messages: Sequence[ToFrontend]) -> None:
         for message in messages:
@@ -194,36 +194,36 @@ class RemoteBackend:
                         self._on_open()
 
     def _ended(self, ended: EndedQuery) -> None:
-        done = self._asked.pop(ended.ref, None)
+        done = self._pending.pop(ended.ref, None)
         reader = self._reader
         if done is None or reader is None:
             return
         if ended.outcome not in ANSWERS:
             status = Status[ended.status] if ended.status else Status.INTERNAL
             result = InferResult(ended.outcome, ended.query, ended.version, reason=ended.reason, status=status)
-            _tell(done, result)
+            _deliver(done, result)
             return
         try:
             outputs = reader.read(ended.outputs)
         except CotenantError as error:
-            _tell(done, unanswered(Outcome.FAILED, ended.query, ended.version, str(error)))
+            _deliver(done, unanswered(Outcome.FAILED, ended.query, ended.version, str(error)))
             return
-        _tell(done, InferResult(ended.outcome, ended.query, ended.version, outputs, ended_ns=ended.ended_ns))
+        _deliver(done, InferResult(ended.outcome, ended.query, ended.version, outputs, ended_ns=ended.ended_ns))
 
     def _failed(self, ref: int, error: ServeError) -> None:
-        if (done := self._asked.pop(ref, None)) is not None:
-            _tell(done, _refused(error))
+        if (done := self._pending.pop(ref, None)) is not None:
+            _deliver(done, _refused_result(error))
         elif (call := self._calls.pop(ref, None)) is not None:
             call[1].set_exception(error)
 
     # --- Backend --------------------------------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """The front-end can answer."""
+        """True: the front-end can answer."""
         return True
 
     def ready(self) -> bool:
-        """Whether the engine accepts queries, as far as it has said."""
+        """Whether the engine accepts queries, by its last directory."""
         return self._directory.is_open
 
     def model_ready(self, model: str, version: str) -> bool:
@@ -231,11 +231,11 @@ class RemoteBackend:
         return self._directory.is_ready(model, version)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        """What the engine has told of a model. Raises ServeError."""
+        """Metadata of a model, from the engine's last directory. Raises ServeError."""
         return self._directory.find(model, version).metadata
 
     def refusal(self, model: str, version: str) -> ServeError | None:
-        """Why no query of a model is taken now, as far as the engine has said."""
+        """Why every query of a model is refused now, by the engine's last messages; None if not known."""
         state = self._directory.names.get(model)
         front = None if state is None else state.fronts.get(version)
         if front is not None:
@@ -248,94 +248,94 @@ class RemoteBackend:
         return None
 
     def refused(self, model: str, arrival_ns: int, error: ServeError) -> None:
-        """Tell the engine of a request that never was a query."""
+        """Report a refused request to the engine."""
         if (link := self._link) is not None:
             self._send(link, Declined(model, arrival_ns, Failed.of(0, error)))
 
     def submit(self, request: InferRequest, done: Done) -> int:
-        """Check a query and send it to the engine; gives its name on the link, for `cancel`."""
+        """Validate a query and send it to the engine. Returns its reference on the link, for `cancel`."""
         validate(request, self._directory.find(request.model, request.version).metadata)
         with self._lock:
             link, arena = self._link, self._arena
             if link is None or arena is None:
-                raise _away()
+                raise _engine_unavailable()
             try:
                 place = arena.write(request.inputs)
             except ArenaFullError as error:
                 raise ServeError(Status.UNAVAILABLE, str(error)) from None
             ref = next(self._refs)
-            self._asked[ref] = done
-        told = request.outputs, request.priority, request.timeout_ns, request.arrival_ns or time.monotonic_ns()
-        self._send(link, AskedQuery(ref, request.model, request.version, place, *told))
+            self._pending[ref] = done
+        rest = request.outputs, request.priority, request.timeout_ns, request.arrival_ns or time.monotonic_ns()
+        self._send(link, QueryRequest(ref, request.model, request.version, place, *rest))
         return ref
 
     def cancel(self, query: int) -> None:
-        """Withdraw a query."""
+        """Withdraw a query; an ended query is ignored."""
         link = self._link
-        if link is not None and query in self._asked:
+        if link is not None and query in self._pending:
             self._send(link, Withdraw(query))
 
     def replied(self, result: InferResult) -> None:
-        """Tell the engine when an answer was written."""
+        """Report to the engine that an answer was written."""
         link = self._link
         if link is not None and result.outcome in ANSWERS:
             self._send(link, Replied(result.query, result.ended_ns, time.monotonic_ns()))
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        """The model's configuration, from the engine. Blocks."""
+        """Configuration of a model, from the engine. Blocks."""
         found: Mapping[str, Any] = self._called("config", model, version)
         return found
 
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
-        """The engine's counters. Blocks."""
+        """Counters, from the engine. Blocks."""
         found: Sequence[ModelStatistics] = self._called("statistics", model, version)
         return found
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """The engine's index. Blocks."""
+        """Repository index, from the engine. Blocks."""
         found: Sequence[IndexEntry] = self._called("index", ready_only)
         return found
 
     def load(self, model: str) -> None:
-        """Have the engine load a model. Blocks."""
+        """Load a model in the engine. Blocks."""
         self._called("load", model)
 
     def unload(self, model: str) -> None:
-        """Have the engine unload a model. Blocks."""
+        """Unload a model in the engine. Blocks."""
         self._called("unload", model)
 
     def metrics(self) -> bytes:
-        """The engine's metrics page. Blocks."""
+        """Metrics page, from the engine. Blocks."""
         page: bytes = self._called("metrics")
         return page
 
     def plan(self) -> Mapping[str, Any]:
-        """The plan that the engine runs. Blocks."""
+        """Running plan, from the engine. Blocks."""
         found: Mapping[str, Any] = self._called("plan")
         return found
 
     def _called(self, method: str, *words: Any) -> Any:
-        """What a call of the engine gives, on a thread that is not the loop's. Raises ServeError."""
+        """Call a method of the engine and wait for its result. Not on the loop's thread. Raises ServeError."""
         future: Future[Any] = Future()
         with self._lock:
             link = self._link
             if link is None:
-                raise _away()
+                raise _engine_unavailable()
             ref = next(self._refs)
             self._calls[ref] = method, future
         self._send(link, ControlCall(ref, method, words))
         return future.result()
 
 
-_LOST = "the server's engine ended while it had this query: whether it ran is not known"
+_LOST = "the server's engine process ended while it had this query: it may or may not have run"
 
 
-def _refused(error: ServeError) -> InferResult:
+def _refused_result(error: ServeError) -> InferResult:
     return InferResult(error.ending.outcome, 0, reason=error.message, status=error.status, refusal=error)
 
 
-def _tell(done: Done, result: InferResult) -> None:
+def _deliver(done: Done, result: InferResult) -> None:
     try:
         done(result)
     except Exception:
-        _log.exception("an answer could not be handed over")
+        _log.exception("an answer could not be passed to its connection")

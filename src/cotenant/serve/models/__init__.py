@@ -1,1 +1,1 @@
-"""What is opened and served: models, applications, profiles, executors."""
+"""Served models and applications, their names, and the loading of models."""

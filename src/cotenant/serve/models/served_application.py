@@ -1,4 +1,4 @@
-"""An application of a server: fitted to the models that it serves."""
+"""Served application: an application matched with served models."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from cotenant.serve.models.served_models import ServedModel
 from cotenant.wire.api import ServeError, Status
 
 FindModel = Callable[[str], ServedModel]
-"""The default version of a model that is served. Raises ServeError, with the reason, for one that is not."""
+"""Returns the default version of a served model. Raises ServeError with the reason for any other name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedApplication(ApplicationForm):
-    """An application whose models are all served and fit together."""
+    """An application of which all models are served and match."""
 
     models: tuple[ServedModel, ...]
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Whom the stages are queries of."""
+        """Tenants of the stages."""
         return tuple(model.tenant.name for model in self.models)
 
     def still_served(self) -> ApplicationSpec:
-        """What its queries have their name and SLO of. Its stages are looked up when they start."""
+        """Name and SLO of its queries. The model of a stage is looked up when the stage starts."""
         return self.spec
 
 
 def fit(spec: ApplicationSpec, find: FindModel, shares_ns: Mapping[str, int] | None = None) -> ServedApplication:
-    """Fit an application to the models that are served. `shares_ns` is how a plan divides the SLO, by stage.
+    """Match an application with served models. `shares_ns`: stage budgets of a plan, by stage.
 
-    Raises ServeError for a model that is not served, ConfigError, which names the key and what was expected, where
-    tensors do not fit.
+    Raises ServeError for a model that is not served, and ConfigError with the key for tensors that do not match.
     """
     models: list[ServedModel] = []
     for stage in spec.stages:

@@ -1,4 +1,4 @@
-"""Models that are served: what clients are told of them and how a request becomes a query."""
+"""Served models: their protocol metadata, and how a request becomes a query."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from cotenant.work import CPU
 
 _log = logging.getLogger("cotenant.merging")
 _MOST_MERGE_KEYS = 4096
-"""Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
+"""Maximum number of input shapes with a merge key per model: clients choose shapes, and memory must stay bounded."""
 
 _NEXT_KEY = itertools.count()
-"""One count for all models: what was checked against one never has the key of another shape of its successor."""
+"""Merge keys, unique over all models: a model and its successor never use one key for different shapes."""
 
 
 class _NotLoaded:
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """No resource to release."""
 
 
 NOT_LOADED: Loaded = _NotLoaded()
-"""What the executor has of a model before it has loaded it."""
+"""Placeholder for a model that the executor has not loaded."""
 
 
 class QueryForm(Struct, frozen=True, gc=False):
-    """What the core needs to know of a request's tensors."""
+    """Scheduling attributes of a request: rows, index of the declared shape, and merge key."""
 
     items: int
     shape: int
@@ -58,83 +58,82 @@ class QueryForm(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class ServedModel:
-    """One model version in service. `tenant` is its owner in the core; `loaded` is what the executor has of it."""
+    """A model version in service. `tenant`: its owner in the core. `loaded`: the executor's handle."""
 
-    opened: VersionFacts
+    facts: VersionFacts
     profile: ModelProfile
     tenant: Tenant
     metadata: ModelMetadata
     loaded: Loaded
     _by_elements: tuple[tuple[int, int], ...]
     _texts: tuple[str, ...]
-    """Inputs that the engine takes as text."""
+    """Inputs that the model's engine takes as text."""
     is_over: bool = False
-    """It is not served any more, whether or not another one is under its name."""
+    """No longer served, with or without a successor of the same name."""
     successor: ServedModel | None = None
-    """The model that takes its queries once it is over, but for those that are `ending` in its last launches."""
+    """Version that takes its queries once it is over, except the queries in `ending`."""
     ending: frozenset[int] = frozenset()
+    """Queries in its last launches."""
     merging: Merging = SINGLE
-    """Whether its queries are merged now, and how that is known."""
+    """Merging verdict: whether its queries are merged, and why."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
 
     @property
     def merges(self) -> bool:
-        """Whether its queries are merged."""
+        """Whether its queries are merged into batches."""
         return self.merging.is_allowed
 
     @property
     def batching(self) -> str:
-        """What merging needs, as the configuration says."""
-        return self.opened.found.config.model.batching
+        """Configured requirement for merging (`model.batching`)."""
+        return self.facts.found.config.model.batching
 
     def end_merging(self, reason: str) -> None:
-        """Merge none of its further queries, for the life of this process: each gets a merge key of its own."""
+        """Stop merging its queries until the process ends: each further query gets a unique merge key."""
         self.merging = Merging("refused", reason)
-        remember_verdict(self.opened.digest, self.merging)
-        _log.error("model %r: its queries run alone from now on: %s", self.metadata.name, reason)
+        remember_verdict(self.facts.digest, self.merging)
+        _log.error("model %r: merging is off, its queries run alone from now on: %s", self.metadata.name, reason)
 
     @property
     def version(self) -> str:
-        """As it stands on the wire."""
-        return str(self.opened.found.version)
+        """Version on the wire."""
+        return str(self.facts.found.version)
 
     @property
     def counted_as(self) -> str:
-        """Under what name its queries are counted."""
+        """Name under which its queries are counted."""
         return self.tenant.name
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Whom its queries are of: one tenant."""
+        """Tenants of its queries: one."""
         return (self.tenant.name,)
 
     def takes_queries_of(self, other: ServedModel) -> bool:
-        """Whether it takes the queries that were made for another one: they have the same tensors."""
+        """Whether it can run queries that were checked for `other`: same tensors, batch limit and shapes."""
         mine, theirs = self.metadata, other.metadata
         same = mine.inputs == theirs.inputs and mine.outputs == theirs.outputs
         return same and mine.max_batch_size == theirs.max_batch_size and self.shapes == other.shapes
 
     def version_of(self, query: int) -> str:
-        """The version that has run a query of it, as it stands on the wire."""
+        """Wire version of the model that ran a query: this version or a successor."""
         served = self
         while served.successor is not None and query not in served.ending:
             served = served.successor
         return served.version
 
     def still_served(self) -> Tenant:
-        """The tenant of a query in the making, under the driver's lock.
-
-        Raises ServeError (UNAVAILABLE) when it is over, and no successor takes what was made for it.
-        """
+        """Tenant for a query that is being submitted. Called under the driver's lock. Raises ServeError (UNAVAILABLE)
+        if the version is over and has no successor."""
         if self.successor is not None:
             return self.successor.still_served()
         if self.is_over:
-            sentence = f"model {self.metadata.name!r} was reloaded or unloaded at that very moment: send it again"
+            sentence = f"model {self.metadata.name!r} was reloaded or unloaded meanwhile; send the request again"
             raise ServeError(Status.UNAVAILABLE, sentence)
         return self.tenant
 
     def form(self, request: InferRequest) -> QueryForm:
-        """Check a request and say what it means for scheduling. Raises ServeError (INVALID_ARGUMENT)."""
+        """Validate a request and derive its scheduling attributes. Raises ServeError (INVALID_ARGUMENT)."""
         validate(request, self.metadata)
         batched = self.metadata.max_batch_size > 0
         arrays = [request.inputs[spec.name] for spec in self.metadata.inputs]
@@ -145,7 +144,7 @@ class ServedModel:
             )
             raise ServeError(
                 Status.INVALID_ARGUMENT,
-                f"model {self.metadata.name!r}: inputs differ in their number of rows: {rows}; expected one batch",
+                f"model {self.metadata.name!r}: inputs differ in their number of rows: {rows}; expected equal numbers",
             )
         for name in self._texts:
             _check_text(self.metadata.name, name, request.inputs[name])
@@ -155,12 +154,12 @@ class ServedModel:
             key = next(_NEXT_KEY)
         elif key is None:
             if len(self._merge_keys) >= _MOST_MERGE_KEYS:
-                self._merge_keys.clear()  # the numbers go on, so that no key ever stands for two shapes
+                self._merge_keys.clear()  # the numbers are never reused, so a key never means two shapes
             key = self._merge_keys.setdefault(row_shapes, next(_NEXT_KEY))
         return QueryForm(items, self._nearest_shape(arrays, items), key)
 
     def _nearest_shape(self, arrays: list[Array], items: int) -> int:
-        """The smallest declared shape with at least as many elements per row; else the largest."""
+        """Index of the smallest declared shape with at least as many elements per row; else of the largest."""
         if len(self._by_elements) == 1:
             return 0
         elements = sum([array.size for array in arrays]) // items
@@ -169,16 +168,16 @@ class ServedModel:
 
     @property
     def shapes(self) -> tuple[DeclaredShape, ...]:
-        """The declared shapes, each by input."""
-        return self.opened.shapes
+        """Declared shapes, each by input."""
+        return self.facts.shapes
 
     def config(self) -> dict[str, Any]:
-        """The configuration in the keys of the protocol's model configuration extension."""
+        """Configuration in the form of the protocol's model configuration extension."""
         meta = self.metadata
         config: dict[str, Any] = {
             "name": meta.name,
             "platform": meta.platform,
-            "backend": engine_of(self.opened.found.path).backend,
+            "backend": engine_of(self.facts.found.path).backend,
             "max_batch_size": meta.max_batch_size,
             "version_policy": {"latest": {"num_versions": len(meta.versions)}},
             "input": [config_tensor(spec, batched=meta.max_batch_size > 0) for spec in meta.inputs],
@@ -191,8 +190,8 @@ class ServedModel:
                 "merging": {"string_value": self.merging.summary},
             },
         }
-        kind = "cores" if self.opened.device == CPU else "sms"
-        for name, ratios in self.opened.gains.items():
+        kind = "cores" if self.facts.device == CPU else "sms"
+        for name, ratios in self.facts.gains.items():
             for size, ratio in ratios.items():
                 text = f"by {name}: {ratio:.2f} of the time of a sequential run"
                 config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
@@ -202,7 +201,7 @@ class ServedModel:
 
     @property
     def smallest_shape(self) -> int:
-        """The declared shape with the fewest elements, by its number: the least that a query can ask for."""
+        """Index of the declared shape with the fewest elements: the smallest possible query."""
         return self._by_elements[0][1]
 
 
@@ -211,28 +210,28 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
 
 
 CutsOf = Callable[[VersionFacts, tuple[int, ...]], tuple[int, ...]]
-"""Gives the units at which a model may be left, from those of its profile."""
+"""Returns the cuts (unit indices) of a model, from the cuts of its profile."""
 
 
 def serve_model(
-    opened: VersionFacts,
+    facts: VersionFacts,
     profile: ModelProfile,
     *,
     preempt: bool,
     cuts_of: CutsOf | None = None,
 ) -> ServedModel:
-    """Put a profiled model in service, to be left at the cuts of the profile, or what `cuts_of` makes of them.
+    """Create the served version of a profiled model. `cuts_of` may change the cuts of the profile.
 
-    Raises ConfigError when the protocol cannot carry its tensors, or no request with all of its inputs.
+    Raises ConfigError if the protocol cannot carry its tensors, or a request with all of its inputs.
     """
-    config = opened.found.config
+    config = facts.found.config
     batched = config.model.max_batch > 1
-    name = opened.found.model
-    cuts = profile.cuts if preempt else (0, opened.unit_count)
+    name = facts.found.model
+    cuts = profile.cuts if preempt else (0, facts.unit_count)
     if cuts_of is not None:
-        cuts = cuts_of(opened, cuts)
+        cuts = cuts_of(facts, cuts)
     tenant = Tenant(
-        name=opened.found.tenant,
+        name=facts.found.tenant,
         slo_ns=round(config.tenant.slo_ms * NS_PER_MS),
         cuts=cuts,
         max_batch=config.model.max_batch,
@@ -242,31 +241,31 @@ def serve_model(
         max_rate=config.tenant.max_rate or UNSET,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
-        splits=opened.splits if profile.splits is UNSET else profile.splits,
+        splits=facts.splits if profile.splits is UNSET else profile.splits,
     )
     metadata = ModelMetadata(
         name=name,
-        versions=(str(opened.found.version),),
-        platform=engine_of(opened.found.path).platform,
-        inputs=tuple(_spec(name, tensor) for tensor in opened.inputs),
-        outputs=tuple(_spec(name, tensor) for tensor in opened.outputs),
+        versions=(str(facts.found.version),),
+        platform=engine_of(facts.found.path).platform,
+        inputs=tuple(_spec(name, tensor) for tensor in facts.inputs),
+        outputs=tuple(_spec(name, tensor) for tensor in facts.outputs),
         max_batch_size=config.model.max_batch if batched else 0,
     )
-    check_model(metadata, opened.shapes)
+    check_model(metadata, facts.shapes)
     by_elements = sorted(
         (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
-        for index, shape in enumerate(opened.shapes)
+        for index, shape in enumerate(facts.shapes)
     )
     texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
     forms = tuple(by_elements), texts
-    return ServedModel(opened, profile, tenant, metadata, NOT_LOADED, *forms, merging=opened.merging)
+    return ServedModel(facts, profile, tenant, metadata, NOT_LOADED, *forms, merging=facts.merging)
 
 
 def _check_text(model: str, name: str, array: Array) -> None:
-    """See to it that each element is UTF-8, before others' queries depend on it. Raises ServeError."""
+    """Check that each element is UTF-8, before it is merged with other queries. Raises ServeError."""
     items = array.ravel().tolist()
     try:
-        b"\0".join(items).decode()  # all at once: no text goes on behind a zero byte
+        b"\0".join(items).decode()  # in one call: no UTF-8 sequence continues after a zero byte
     except UnicodeDecodeError:
         at = next(at for at, item in enumerate(items) if not _is_text(item))
         raise ServeError(
@@ -288,8 +287,8 @@ def _spec(model: str, tensor: Tensor) -> TensorSpec:
     datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
     if datatype is None:
         raise ConfigError(
-            f"model {model!r}: tensor {tensor.name!r} is a {tensor.dtype or 'value of unknown type'}, which the "
-            "protocol cannot carry"
+            f"model {model!r}: the protocol cannot carry tensor {tensor.name!r} of type {tensor.dtype or 'unknown'}; "
+            "convert it to a type of the protocol in the model"
         )
     if tensor.shape is None:
         return TensorSpec(tensor.name, datatype, (-1,), is_ranked=False)

@@ -62,7 +62,7 @@ class PressureMonitor:
             changed = self._beliefs.pressed(round(self._outside, 3))
             return [] if changed is None else [changed]
 
-        self._driver.follow(look)
+        self._driver.post_from(look)
 
     def _follow(self) -> None:
         while not self._stopping.wait(self._period_s):

@@ -56,7 +56,7 @@ class Groups(Service):
             beliefs.believe_groups(fitted)
             return [PredictorChanged(beliefs.predictor)]
 
-        self.server.driver.follow(believe)
+        self.server.driver.post_from(believe)
 
     def settled(self) -> None:
         """Predict likely groups, in steps between events, since models may be served meanwhile."""

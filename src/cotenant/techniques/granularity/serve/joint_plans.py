@@ -84,7 +84,7 @@ class JointPlanService(Service):
         if not isinstance(following, JointSchedule):
             return policy
         models = [versions[""] for versions in self.server.names.models.values()]
-        graphs = {each.tenant.name: (each.opened.digest, each.tenant.unit_count) for each in models}
+        graphs = {each.tenant.name: (each.facts.digest, each.tenant.unit_count) for each in models}
         lanes = [lane.size for lane in following.lanes]
         found = usable((*self._kept, *filter(None, self._found.values())), graphs, lanes)
         for plan in self._kept:
@@ -204,4 +204,4 @@ def _member(model: ServedModel, rows: int, lanes: Sequence[Share]) -> MemberRequ
     believed = model.profile.table("p50")
     table = table_of_latencies(tenant.name, believed, rows, len(lanes), lanes[0].size, tenant.cuts, tenant.splits or ())
     duration = tuple(tuple(max(1, round(ns)) for ns in each) for each in table.duration_ns.tolist())
-    return MemberRequest(tenant.name, model.opened.digest, tenant.cuts, duration, table.splits)
+    return MemberRequest(tenant.name, model.facts.digest, tenant.cuts, duration, table.splits)

@@ -1,4 +1,4 @@
-"""Opening a model of the repository for service: its versions that can be loaded, the newest of them as the default."""
+"""Model loader: loads the versions of a model for service; the newest version that loads is the default."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _log = logging.getLogger("cotenant.server")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedVersions:
-    """The versions of a model that are loaded, by their names on the wire, and the default one under "".
+class LoadedVersions:
+    """Result of a load: the loaded versions by version on the wire; the default version is also under "".
 
-    `unserved` holds the reasons why other versions are not. `refusal` is what a client that asked for the load is told
-    where the newest version is not one of them. Where `served` is empty, what serves the name goes on.
+    `unserved`: reasons for the versions that failed. `refusal`: error for the client if the newest version failed. If
+    `served` is empty, the versions served before stay in service.
     """
 
     served: dict[str, ServedModel]
@@ -44,11 +44,11 @@ class OpenedVersions:
     refusal: ServeError | None
 
 
-class ModelOpener:
-    """Opens models as a server needs them.
+class ModelLoader:
+    """Loads models for a server. A loader process (`loader_process`) opens, tries and measures each version first.
 
-    `cuts_of` gives the units at which a version may be left, from those of its profile; `check_tenants` refuses tenants
-    that a model cannot have. While a child process loads a version, in `aside`, other things happen to the server.
+    `cuts_of` returns the cuts of a version from those of its profile. `check_tenants` raises for a tenant name that is
+    in use. `unlocked` releases the server's load lock while the loader process works.
     """
 
     def __init__(
@@ -58,25 +58,24 @@ class ModelOpener:
         executor: ModelExecutor,
         cuts_of: CutsOf,
         check_tenants: Callable[[list[str], str], None],
-        aside: Callable[[], AbstractContextManager[None]],
+        unlocked: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.root = root
-        self.loader = Loader(settings.server.load_limit_s)
+        self.loader_process = Loader(settings.server.load_limit_s)
         self._device = settings.device
         self._executor = executor
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants
-        self._aside = aside
+        self._unlocked = unlocked
         self._quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
         self.stored: StoredLoads | None = None
         """Results of loads of an earlier engine, where there may be one."""
 
-    def open(self, model: str, policy: Policy, owners: Mapping[str, str], entry: NameEntry) -> OpenedVersions:
-        """Load the versions of a model, the newest first. `owners` gives the models that are served by tenant.
+    def load(self, model: str, policy: Policy, owners: Mapping[str, str], entry: NameEntry) -> LoadedVersions:
+        """Load the versions of a model, newest first. `owners`: served models by tenant.
 
-        Where something serves the name already, as its `entry` says, nothing is loaded unless the newest version can
-        be. Raises ServeError when the server stops, and what `find_versions` and `check_owners` do. No version stays
-        loaded then.
+        If the name is served already, as `entry` says, the result is empty unless the newest version loads. Raises
+        ServeError when the server stops, and as `find_versions` and `check_owners` do; then no version stays loaded.
         """
         unreadable: dict[str, str] = {}
         found = find_versions(self.root, model, unreadable)
@@ -92,8 +91,8 @@ class ModelOpener:
                     raise ServeError(Status.UNAVAILABLE, str(error)) from None
                 except CotenantError as error:
                     errors[str(each.version)] = error
-                except Exception as error:  # whatever a library makes of a strange file, the others are served
-                    _log.exception("loading model %r failed", model)
+                except Exception as error:  # a library may raise anything for a bad file
+                    _log.exception("model %r: loading version %d failed", model, each.version)
                     sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
                     errors[str(each.version)] = VersionLoadError(sentence, is_internal=True)
                 else:
@@ -104,30 +103,30 @@ class ModelOpener:
                     break
             if_one_fails.pop_all()
         newest = errors.get(max([*unreadable, str(found[-1].version)], key=int))
-        left = {str(each.version) for each in found} - {*errors, *served}  # not looked at
+        left = {str(each.version) for each in found} - {*errors, *served}  # versions that this load did not try
         unserved = {name: entry.unserved[name] for name in entry.unserved if name in left}
         unserved |= {name: within(self.root, error) for name, error in errors.items()}
         if served or entry.versions:
             for name, reason in errors.items():
-                _log.error("model %r: version %s is not loaded, others are served: %s", model, name, reason)
+                _log.error("model %r: version %s is not loaded, other versions are served: %s", model, name, reason)
         if not served:
             worst = newest or next(iter(errors.values()))
-            return OpenedVersions({}, unserved, ServeError(_status_of(worst), str(worst)))
+            return LoadedVersions({}, unserved, ServeError(_status_of(worst), str(worst)))
         names = tuple(name for name in served if name)
         for each_served in served.values():
             each_served.metadata = replace(each_served.metadata, versions=names)
         if newest is None:
-            return OpenedVersions(served, unserved, None)
-        text = f"{within(self.root, newest)}; version {served[''].version} is served in its place"
-        return OpenedVersions(served, unserved, ServeError(_status_of(newest), text))
+            return LoadedVersions(served, unserved, None)
+        text = f"{within(self.root, newest)}; version {served[''].version} is served instead"
+        return LoadedVersions(served, unserved, ServeError(_status_of(newest), text))
 
     def check(self, found: Sequence[ModelVersion], owners: Mapping[str, str]) -> None:
-        """See to it that the tenants of versions of a model are of no other one. Raises ConfigError."""
+        """Raise ConfigError if a tenant of these versions belongs to another model or application."""
         check_owners(found, owners)
         self._check_tenants([each.tenant for each in found], found[0].model)
 
     def close_all(self, served: Mapping[str, ServedModel]) -> None:
-        """Let go of versions that are loaded and will not be served."""
+        """Release loaded versions that will not be served."""
         for each in {id(each): each for each in served.values()}.values():
             each.loaded.close()
 
@@ -137,8 +136,8 @@ class ModelOpener:
         report = None if self.stored is None else self.stored.find(spec)
         if report is None:
             files = stamps_of(spec)
-            with self._aside():
-                report = self.loader.load(structs.replace(spec, known=self._quick.known, verdicts=verdicts()))
+            with self._unlocked():
+                report = self.loader_process.load(structs.replace(spec, known=self._quick.known, verdicts=verdicts()))
             if self.stored is not None:
                 self.stored.keep(spec, files, report)
         facts, profile = report.facts, report.profile
@@ -149,19 +148,19 @@ class ModelOpener:
             if found.config.model.max_batch > 1:
                 remember_verdict(facts.digest, facts.merging)
         served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
-        if self.loader.is_cancelled:
+        if self.loader_process.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
         served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
 
 
 def refused(root: Path, model: str, error: CotenantError | OSError) -> ServeError:
-    """What a client is told of a load that has failed. A repository that is away is no fault of the request."""
+    """Convert the error of a failed load for the client. An unreadable repository is UNAVAILABLE, not invalid."""
     if isinstance(error, ServeError):
         return error
     if isinstance(error, OSError) or not root.is_dir():
         where = error.filename if isinstance(error, OSError) and error.filename else root
-        text = f"model {model!r}: {where} cannot be read; bring the repository back and load the model again"
+        text = f"model {model!r}: {where} cannot be read; restore the repository and load the model again"
         return ServeError(Status.UNAVAILABLE, text)
     return ServeError(Status.INVALID_ARGUMENT, str(error))
 
