@@ -19,6 +19,7 @@ MODULES = (
     "cotenant.api.embedded_server",
     "cotenant.api.profiling",
     "cotenant.api.repository",
+    "cotenant.api.simulation",
     "cotenant.profile",
     "cotenant.tabular",
     "cotenant.wire.client",
