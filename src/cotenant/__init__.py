@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cotenant.api.embedded_server import EmbeddedServer as Server
+    from cotenant.api.planning import plan
     from cotenant.api.profiling import profile
     from cotenant.api.repository import ModelRepository as Repository
     from cotenant.api.simulation import simulate
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Policy", "Repository", "Server", "profile", "simulate"]
+__all__ = ["Client", "Policy", "Repository", "Server", "plan", "profile", "simulate"]
 
 _PLACES = {
     "Client": "wire.client:HttpClient",
     "Policy": "core.snapshot:Policy",
     "Repository": "api.repository:ModelRepository",
     "Server": "api.embedded_server:EmbeddedServer",
+    "plan": "api.planning:plan",
     "simulate": "api.simulation:simulate",
 }
 """Module and attribute of each name of the API. `profile` is the subpackage of that name, which can be called."""

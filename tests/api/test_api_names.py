@@ -17,6 +17,7 @@ HEAVY = {"numpy", "msgspec", "onnx", "onnxruntime", "grpc", "httptools", "typer"
 MODULES = (
     "cotenant",
     "cotenant.api.embedded_server",
+    "cotenant.api.planning",
     "cotenant.api.profiling",
     "cotenant.api.repository",
     "cotenant.api.simulation",
