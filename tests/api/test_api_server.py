@@ -41,6 +41,8 @@ def test_a_client_is_answered_over_one_connection(server: cotenant.Server) -> No
         assert client.metadata("two")["inputs"][0]["name"] == "x"
     assert replies[0].query < replies[1].query
     assert replies[0].took_s > 0
+    assert server.outcomes("two")["answered"] >= 2
+    assert server.outcomes("chooser").get("answered", 0) == 0
     assert np.array_equal(replies[0].outputs["y"], server.infer("two", X).outputs["y"])
 
 

@@ -125,6 +125,12 @@ class EmbeddedServer:
         ready = {entry.name for entry in index if entry.state == "READY"}
         return {entry.name: "READY" if entry.name in ready else entry.state for entry in index}
 
+    def outcomes(self, model: str) -> dict[str, int]:
+        """How many queries of a model or application ended in each way, such as "answered" or "late"."""
+        server = self._running.server
+        counted = server.counters.by_tenant.get(server.names.find(model, "").counted_as)
+        return {} if counted is None else {each.value: count for each, count in counted.outcomes.items() if count}
+
     def infer(
         self,
         model: str,

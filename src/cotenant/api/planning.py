@@ -82,7 +82,7 @@ def plan(
     """
     found: dict[str, PlanTenants] = registry.load_all(registry.PLAN_TENANTS)
     if not found:
-        raise PlanError("cotenant.techniques.partitions is not installed, which makes plans")
+        raise PlanError("no planner of tenants is installed: add the package cotenant.techniques.partitions")
     if isinstance(profiles, Mapping):
         named = {name: Path(path) for name, path in profiles.items()}
     else:

@@ -74,5 +74,5 @@ def test_what_is_wrong_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(PlanError, match="device 'gpu' is not in the file, which has cpu"):
         cotenant.plan(tenants, root, devices={"gpu": 1})
     monkeypatch.setattr(registry, "load_all", lambda socket: {})
-    with pytest.raises(PlanError, match="partitions is not installed"):
+    with pytest.raises(PlanError, match="no planner of tenants is installed"):
         cotenant.plan(tenants, root)
