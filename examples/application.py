@@ -14,15 +14,10 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cotenant.config import ServerConfig
-from cotenant.serve.frontend.http_server import HttpServer
-from cotenant.serve.server import Server
-from cotenant.wire.client import infer_once
-from cotenant.wire.codec import Limits
+import cotenant
 from cotenant.zoo import ZooError, build_repository
 from cotenant.zoo.ocr import decode, draw_picture, load_labels, recognition_input
 from cotenant.zoo.samples import silero_input
@@ -31,22 +26,22 @@ MODELS = ("ocr_orientation", "ocr_recognition", "silero_vad")
 HERE = Path(__file__).parent / "application"
 
 
-def read_lines(url: str, labels: list[str]) -> None:
+def read_lines(client: cotenant.Client, labels: list[str]) -> None:
     """A line of text, and the same one upside down."""
     line = draw_picture(["One request"])[16:64]
     for picture in (line, line[::-1, ::-1]):
-        outputs = infer_once(url, "line", {"line": recognition_input(picture)})
+        outputs = client.infer("line", {"line": recognition_input(picture)}).outputs
         text, _ = decode(outputs["characters"][0], labels)
         way = "upside down" if outputs["turned"][0].argmax() else "upright"
         print(f"a line of text, {way}: {text!r}")
 
 
-def hear(url: str) -> None:
+def hear(client: cotenant.Client) -> None:
     """Two chunks of silence: the state of the first stage is the second one's, and never leaves the server."""
     chunk = np.zeros(512, np.float32)
     first = silero_input(chunk)
     inputs = {"chunk": first["input"], "state": first["state"], "next_chunk": silero_input(chunk)["input"]}
-    outputs = infer_once(url, "hear", inputs)
+    outputs = client.infer("hear", inputs).outputs
     speech = [float(outputs[name][0, 0]) for name in ("speech", "next_speech")]
     print("speech in two chunks of silence: " + ", ".join("yes" if each > 0.5 else "no" for each in speech))
 
@@ -56,21 +51,12 @@ def serve(root: Path) -> None:
     build_repository(root, models=MODELS)
     for name in ("line", "hear"):
         shutil.copytree(HERE / name, root / name, dirs_exist_ok=True)
-    server = Server(root, ServerConfig())
-    http = HttpServer(server, "127.0.0.1", 0, Limits())
-    try:
-        server.start()
-        url = f"http://127.0.0.1:{http.start()}"
-        read_lines(url, load_labels(root / "ocr_recognition" / "labels.txt"))
-        hear(url)
+    with cotenant.Server(root) as server:
+        with cotenant.Client(server.url) as client:
+            read_lines(client, load_labels(root / "ocr_recognition" / "labels.txt"))
+            hear(client)
         for name in ("line", "hear"):
-            counts: dict[str, Any] = {
-                each.value: n for each, n in server.counters.by_tenant[name].outcomes.items() if n
-            }
-            print(f"{name}: {counts}")
-    finally:
-        server.stop()
-        http.stop(1.0)
+            print(f"{name}: {server.outcomes(name)}")
 
 
 def main() -> int:

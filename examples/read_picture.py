@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
-from cotenant.wire.client import infer_once
-from cotenant.wire.encode import ClientError
-from cotenant.zoo import ZooError, build_repository
+import cotenant
+from cotenant.zoo import build_repository
 from cotenant.zoo.ocr import DETECTION, ORIENTATION, RECOGNITION, Infer, draw_picture, load_labels, read_text
 
 LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")
@@ -42,6 +40,12 @@ def in_process(root: Path) -> Infer:
     return infer
 
 
+def over_http(url: str) -> Infer:
+    """Return what sends queries to a server."""
+    client = cotenant.Client(url)
+    return lambda model, inputs: client.infer(model, inputs).outputs
+
+
 def load_picture(path: Path) -> np.ndarray:
     from PIL import Image
 
@@ -57,10 +61,10 @@ def main() -> int:
     try:
         build_repository(given.models, models=(DETECTION, ORIENTATION, RECOGNITION))
         image = draw_picture(LINES) if given.picture is None else load_picture(given.picture)
-        infer = in_process(given.models) if given.url is None else partial(infer_once, given.url)
+        infer = in_process(given.models) if given.url is None else over_http(given.url)
         start_ns = time.perf_counter_ns()
         lines = read_text(image, infer, load_labels(given.models / RECOGNITION / "labels.txt"))
-    except (ZooError, ClientError, OSError) as error:
+    except (cotenant.CotenantError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for line in lines:

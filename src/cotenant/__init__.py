@@ -1,8 +1,49 @@
 """Serve many deep-learning models of many tenants from few devices, each tenant with an enforced latency target."""
 
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cotenant.api.embedded_server import EmbeddedServer as Server
+    from cotenant.api.planning import plan
+    from cotenant.api.profiling import profile
+    from cotenant.api.repository import ModelRepository as Repository
+    from cotenant.api.simulation import simulate
+    from cotenant.core.snapshot import Policy
+    from cotenant.errors import CotenantError
+    from cotenant.wire.client import HttpClient as Client
 
 # As soon as it is imported, onnxruntime keeps a device id and records of use below HOME; it looks here first.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
+__all__ = ["Client", "CotenantError", "Policy", "Repository", "Server", "plan", "profile", "simulate"]
+
+_PLACES = {
+    "Client": "wire.client:HttpClient",
+    "CotenantError": "errors:CotenantError",
+    "Policy": "core.snapshot:Policy",
+    "Repository": "api.repository:ModelRepository",
+    "Server": "api.embedded_server:EmbeddedServer",
+    "plan": "api.planning:plan",
+    "simulate": "api.simulation:simulate",
+}
+"""Module and attribute of each name of the API. `profile` is the subpackage of that name, which can be called."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the API at its first use: `import cotenant` alone loads no other module."""
+    from importlib import import_module
+
+    if name == "profile":
+        return import_module("cotenant.profile")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    found = globals()[name] = getattr(import_module(f"cotenant.{module}"), attribute)
+    return found
+
+
+def __dir__() -> list[str]:
+    """The names of the API, and the modules that are loaded."""
+    return sorted({*globals(), *__all__})

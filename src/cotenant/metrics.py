@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from cotenant.errors import InvalidValueError
+from cotenant.tabular import Tabular
 from cotenant.types import Outcome
 
 OUTCOMES: tuple[Outcome, ...] = tuple(Outcome)
@@ -222,7 +224,7 @@ class TenantSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Tabular):
     """Figures of a run: one line per tenant and one over all queries."""
 
     tenants: tuple[TenantSummary, ...]
@@ -238,6 +240,12 @@ class Summary:
         """Mean attainment of the tenants with queries, unweighted."""
         shares = [a for t in self.tenants if (a := t.attainment) is not None]
         return sum(shares) / len(shares) if shares else None
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures of `to_json`, a row for each tenant, and with several tenants a row "total"."""
+        lines = (*self.tenants, self.total) if len(self.tenants) > 1 else self.tenants
+        return [{"tenant": line.tenant, **_figures(line)} for line in lines]
 
     def tenant(self, name: str) -> TenantSummary:
         """The line of one tenant. Raises InvalidValueError when there is none."""

@@ -45,6 +45,7 @@ are inside."""
 
 LAW = (
     ("errors", "fair_share", "files", "gantt", "inner_loop", "linux", "log", "plan_file", "registry", "shortages"),
+    ("tabular",),
     ("work",),
     ("types",),
     ("metrics",),
@@ -66,6 +67,7 @@ LAW = (
     ("zoo",),
     ("load",),
     ("report",),
+    ("api",),
     ("cli",),
     ("__main__",),
 )

@@ -25,9 +25,9 @@ def models(
 ) -> None:
     """List the models of a repository, with errors of models that cannot be served or have a stale profile."""
     from cotenant.cli.console import console as make_console
-    from cotenant.cli.rates import rates_fault
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
+    from cotenant.measure.rates import rates_fault
     from cotenant.profile.profile_file import disturbed_words, load_profile
     from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path

@@ -6,21 +6,18 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 import typer
 
-from cotenant.config import ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
 from cotenant.log import LEVEL
-from cotenant.registry import POLICY_OF_PLANS
-from cotenant.repository import SERVER_FILE
+from cotenant.repository.server_settings import settings_of as settings_of
 
 LONGEST_S = 30 * 86_400.0
 """Largest value of an option in seconds."""
@@ -162,26 +159,6 @@ class PlanOutput:
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file (TOML).")] = None
     svg: Annotated[Path | None, typer.Option(help="Write a picture of the plan to this file (SVG).")] = None
     as_json: AsJson = False
-
-
-def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
-    """Settings of the repository's `cotenant.toml`, overridden by those of the command line.
-
-    With a plan, the policy is duty_cycle unless the command line names another, and `plan.file` is relative to the
-    working directory. Raises ConfigError.
-    """
-    chosen = dict(chosen)
-    settings = load_server_config(root / SERVER_FILE)
-    if "plan.file" not in chosen and settings.plan.file is not None:
-        chosen["plan.file"] = str(root / settings.plan.file)
-    if "plan.file" in chosen:
-        chosen.setdefault("policy.name", POLICY_OF_PLANS)
-        if "device.lanes" in chosen:
-            lanes = chosen["device.lanes"]
-            raise ConfigError(f"device.lanes is {lanes!r}, but the plan {chosen['plan.file']} makes the lanes")
-    elif "plan.device" in chosen:
-        raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: set one with --plan")
-    return load_server_config(root / SERVER_FILE, chosen)
 
 
 def print_json(value: object) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET, UnsetType
+from typing_extensions import override
 
 from cotenant.errors import CotenantError
 from cotenant.files import load, save
@@ -13,6 +15,7 @@ from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.merging import Merging
 from cotenant.profile.version_table import VersionTable
+from cotenant.tabular import Tabular
 
 FORMAT = "cotenant-profile/1"
 QUANTILES = ("p50", "p90", "p95", "p99")
@@ -99,7 +102,7 @@ def disturbed_words(model: ModelProfile, root: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Tabular):
     """All profiles of one repository on one device."""
 
     device: Device
@@ -118,6 +121,20 @@ class Profile:
     def contents(self) -> dict[str, ModelContent | UnsetType]:
         """The content of each profiled model."""
         return {name: model.content for name, model in self.models.items()}
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each measured point: the model, the fields of Point, and the quantiles in milliseconds."""
+        return [
+            {
+                "model": name,
+                **{each: getattr(point, each) for each in ("shape", "items", "cores", "runs")},
+                **{f"{each}_ms": getattr(point, f"{each}_ns") / 1e6 for each in QUANTILES},
+                "is_disturbed": point.is_disturbed,
+            }
+            for name, model in self.models.items()
+            for point in model.points
+        ]
 
     def tables(self, quantile: str = "p50") -> dict[str, LatencyTable]:
         """The latencies of all models at one quantile, for predictors and worlds."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,19 +16,16 @@ from cotenant.cli.records import with_records
 from cotenant.errors import PlanError
 from cotenant.files import write_whole
 from cotenant.plan_file import TENANTS, SectionCheck, read_sections, sections, sections_text
-from cotenant.techniques.partitions.cli.plan_inputs import basis_for, tables_of, with_devices
+from cotenant.techniques.partitions.cli.plan_inputs import tables_of, with_devices
 
 if TYPE_CHECKING:
-    from cotenant.techniques.partitions.plan.advice import Remedy
+    from cotenant.techniques.partitions.plan.answer import NoPlan
     from cotenant.techniques.partitions.plan.file import PlanFile, Request
     from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts
-    from cotenant.techniques.partitions.plan.types import Infeasible, Planner
+    from cotenant.techniques.partitions.plan.types import Planner
 
 EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
-SIMULATED_S = 60.0
-_SEARCH_EFFORT = 0.2
-_SIMULATED_ROWS = 20_000
 _PLANNERS = tuple(registry.built_in(registry.PLANNERS))
 
 
@@ -128,12 +124,13 @@ class PlannerOptions:
 
     def planners(self) -> tuple[Planner, Planner]:
         """The planner, and the same planner with less effort for searches of many plans. Raises PlanError."""
-        from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
+        from cotenant.techniques.partitions.plan.answer import pair_of_planners
+        from cotenant.techniques.partitions.plan.planners import ForBursts
 
         if self.planner == "ours" and find_spec("ortools") is None:
             text = "without OR-Tools it uses local search only: pip install 'cotenant[solver]'"
             typer.echo(f"cotenant: planner {self.planner}: {text}", err=True)
-        made = make_planner(self.planner, self.share), make_planner(self.planner, self.share, _SEARCH_EFFORT)
+        made = pair_of_planners(self.planner, self.share)
         return (ForBursts(made[0]), ForBursts(made[1])) if self.poisson else made
 
 
@@ -172,17 +169,15 @@ def plan(
         _check(check, costs, output)
         return
     assert tenants is not None
-    from cotenant.techniques.partitions.plan.file import read_request
+    from cotenant.techniques.partitions.plan.answer import basis_for, kept_sections, request_of
 
     tables = costs.tables()
     planners = planning.planners()
-    known = {name: each for table in tables.values() for name, each in table.known.items()}
-    applications = {name: each for table in tables.values() for name, each in table.applications.items()}
-    request = with_devices(read_request(tenants, known, applications), devices)
+    request = with_devices(request_of(tenants, tables), devices)
     basis = basis_for(tables, request, stale=costs.stale)
     request = replace(request, devices=basis.devices)
     file, answers = _planned(planners, planning, request, basis, as_json=output.as_json)
-    contents = {TENANTS: file, **_kept(_roots(tables), {load.model for load in request.loads})}
+    contents = {TENANTS: file, **kept_sections(tables, request)}
     if output.out is not None:
         write_whole(output.out, sections_text(contents).encode())
     answers["poisson"] = planning.poisson
@@ -193,12 +188,6 @@ def _roots(tables: Mapping[str, ProfileCosts]) -> list[Path]:
     return [table.root for table in tables.values() if table.root is not None]
 
 
-def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
-    """Contents that repositories keep of these models for other sections of a plan file."""
-    found = {name: [section.kept(root, models) for root in roots] for name, section in sections().items()}
-    return {name: tuple(chain(*each)) for name, each in found.items() if any(each)}
-
-
 def _planned(
     planners: tuple[Planner, Planner], planning: PlannerOptions, request: Request, basis: CostBasis, *, as_json: bool
 ) -> tuple[PlanFile, dict[str, Any]]:
@@ -207,41 +196,27 @@ def _planned(
     `planners`: those of `PlannerOptions.planners`.
     """
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
-    from cotenant.techniques.partitions.plan.assess import violations
-    from cotenant.techniques.partitions.plan.file import PlanFile, read_plan
-    from cotenant.techniques.partitions.plan.planners import is_blind
-    from cotenant.techniques.partitions.plan.scaling import least_devices
-    from cotenant.techniques.partitions.plan.types import Infeasible
+    from cotenant.techniques.partitions.plan.answer import NoPlan, planned
+    from cotenant.techniques.partitions.plan.file import read_plan
 
-    planner, searching = planners
     running = read_plan(planning.running).plan if planning.running else None
-    advisor = Advisor(searching, request, basis.costs)
-    loads = all_loads(request, request.devices, basis.costs)
     with make_console(stderr=True).status("planning") as status:
-        found = planner.plan(loads, request.devices, basis.costs, running)
-        if isinstance(found, Infeasible):
-            status.update("searching changes that would make it fit")
-            _show_infeasible(found, advisor.remedies(found), basis, planner.name, as_json=as_json)
+        found = planned(
+            *(planners, request, basis),
+            headroom=planning.share,
+            running=running,
+            is_quick=planning.quick,
+            on_step=status.update,
+        )
+        if isinstance(found, NoPlan):
+            _show_infeasible(found, basis, as_json=as_json)
             raise typer.Exit(EXIT_INFEASIBLE)
-        wrong = violations(found, loads, request.devices, basis.costs, planning.share, request.applications)
-        if wrong:
-            blind = (
-                "it ignores interference: plan with elastic_int or ours"
-                if is_blind(planner.name)
-                else "a fault of the planner"
-            )
-            raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
-        status.update("searching the least number of devices")
-        least = least_devices(planner, loads, request.devices, basis.costs, found)
-        status.update("searching how far rates may grow")
-        growth = None if planning.quick else advisor.growth()
-    file = PlanFile(replace(request, loads=loads), found, planning.share, basis.fingerprint)
-    return file, {"fits": True, "least_devices": least.devices, "growth": growth}
+    return found
 
 
 def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
     """Check a plan file against measured profiles; ends the command if it does not hold."""
+    from cotenant.techniques.partitions.plan.answer import basis_for
     from cotenant.techniques.partitions.plan.assess import violations
 
     contents = read_sections(path)
@@ -271,6 +246,8 @@ def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
 
 def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, output: PlanOutput) -> None:
     """Check a plan file without tenants."""
+    from cotenant.techniques.partitions.plan.answer import words_of
+
     roots = [Path(text) for text in costs.profiles or ()]
     faults, old = _check_sections(contents, roots, stale=costs.stale)
     if output.as_json:
@@ -279,7 +256,7 @@ def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, o
         if faults:
             _print_faults(path, faults)
         else:
-            print(f"{path} holds: {', '.join(words for _, words in _words_of(contents))}.")
+            print(f"{path} holds: {', '.join(words for _, words in words_of(contents))}.")
         print(*old, sep="\n", end="\n" if old else "")
     if faults:
         raise typer.Exit(EXIT_INFEASIBLE)
@@ -291,11 +268,6 @@ def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale
     return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
 
 
-def _words_of(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Section name and summary of each part of a plan file."""
-    return [(name, words) for name, content in contents.items() for words in sections()[name].words(content)]
-
-
 def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) -> None:
     """Print why a plan file does not hold."""
     print(f"{path} does not hold, {len(faults)} violation{'' if len(faults) == 1 else 's'}:")
@@ -304,36 +276,15 @@ def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) 
 
 def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any], output: PlanOutput) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.partitions.plan.assess import assess, sequential_slot_notes
+    from cotenant.techniques.partitions.plan.answer import answer_of
     from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
 
-    file: PlanFile = contents[TENANTS]
-    request, made = file.request, file.plan
-    view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
-    notes = (
-        *basis.notes,
-        *sequential_slot_notes(made, request.loads, basis.costs),
-        *(f"{name}: {words}" for name, words in _words_of(contents)),
-    )
-    facts: dict[str, Any] = {
-        **answers,
-        "checked": True,
-        "planner": made.planner,
-        "headroom": file.headroom,
-        "fingerprint": basis.fingerprint,
-        "notes": notes,
-        "devices_there": len(request.devices),
-        "devices_used": len(made.devices),
-        "simulated": _simulated(file, basis),
-    }
+    answer = answer_of(contents, basis, answers)
+    view, facts, notes = answer.view, answer.facts, answer.facts["notes"]
     if output.svg is not None:
         write_whole(output.svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
     if output.as_json:
-        import msgspec
-
-        print_json(
-            msgspec.to_builtins({**facts, "first": view.first.tenant, "devices": view.devices, "tenants": view.tenants})
-        )
+        print_json(answer.to_json())
         return
     console = make_console()
     console.print(plan_picture(view, console.width))
@@ -347,43 +298,14 @@ def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any]
             console.print(f"Written: {path}", highlight=False)
 
 
-def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
-    """Outcomes of a simulation with Poisson arrivals at the requested rates; shorter for many rows."""
-    from cotenant.techniques.partitions.world import simulate_plan
-
-    request = file.request
-    seconds = min(SIMULATED_S, _SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
-    done = simulate_plan(
-        file.plan, request.loads, basis.costs, duration_s=seconds, seed=1, applications=request.applications
-    )
-    outcomes = [
-        {
-            "name": each.tenant,
-            "offered": each.offered,
-            "in_slo": each.answered,
-            "late": each.late,
-            "dropped": each.offered - each.answered - each.late,
-            "p50_ns": each.p50_ns or 0,
-            "p99_ns": each.p99_ns or 0,
-            "violation_share": (each.offered - each.answered) / max(1, each.offered),
-        }
-        for each in done.tenants
-    ]
-    return {"arrivals": "poisson", "seconds": seconds, "seed": 1, "outcomes": outcomes}
-
-
-def _show_infeasible(
-    found: Infeasible, remedies: tuple[Remedy, ...], basis: CostBasis, planner: str, *, as_json: bool
-) -> None:
+def _show_infeasible(answer: NoPlan, basis: CostBasis, *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        facts = {"fits": False, "planner": planner, "broken": found, "remedies": remedies, "notes": basis.notes}
-        print_json(msgspec.to_builtins(facts))
+        print_json(answer.to_json())
         return
     from cotenant.cli.console import console as make_console
 
     console = make_console()
+    found, remedies, planner = answer.broken, answer.remedies, answer.planner
 
     def say(line: str) -> None:
         console.print(line, highlight=False)

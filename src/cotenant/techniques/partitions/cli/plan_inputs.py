@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from cotenant.techniques.partitions.plan.file import Request
-    from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts
+    from cotenant.techniques.partitions.plan.sources import ProfileCosts
 
 MOST_DEVICES = 10_000
 
@@ -22,9 +21,7 @@ def tables_of(profiles: Sequence[str], quantile: str) -> dict[str, ProfileCosts]
 
     Raises PlanError for a repository that guarantees higher rates than its lanes serve.
     """
-    from cotenant.cli.rates import rates_fault
-    from cotenant.errors import PlanError
-    from cotenant.techniques.partitions.plan.sources import read_profile_costs
+    from cotenant.techniques.partitions.plan.answer import profile_costs
 
     found: dict[str, ProfileCosts] = {}
     for text in profiles:
@@ -33,23 +30,14 @@ def tables_of(profiles: Sequence[str], quantile: str) -> dict[str, ProfileCosts]
             name, rest = "", text
         if name in found:
             raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
-        found[name] = read_profile_costs(Path(rest), quantile)
-        if (fault := rates_fault(Path(rest))) is not None:
-            raise PlanError(f"{rest}: {fault}")
+        found[name] = profile_costs(rest, quantile)
     return found
-
-
-def basis_for(tables: dict[str, ProfileCosts], request: Request, *, stale: bool = False) -> CostBasis:
-    """Costs of a request. Raises as `plan.sources.basis_of`."""
-    from cotenant.techniques.partitions.plan.sources import basis_of
-
-    models = [load.model for load in request.loads]
-    models += [stage.model for application in request.applications for stage in application.stages]
-    return basis_of(tables, request.devices, models, stale=stale)
 
 
 def with_devices(request: Request, devices: str | None) -> Request:
     """The request with other numbers of its device types, in their order."""
+    from cotenant.techniques.partitions.plan.answer import with_counts
+
     if devices is None:
         return request
     kinds = {device.name: device for device in request.devices}
@@ -70,9 +58,4 @@ def with_devices(request: Request, devices: str | None) -> Request:
         if name.strip() in counts:
             raise typer.BadParameter(f"device {name.strip()!r} has two counts, expected one", param_hint="--devices")
         counts[name.strip()] = int(number)
-    made = [kind for name, kind in kinds.items() for _ in range(counts.get(name, _count(request, name)))]
-    return replace(request, devices=tuple(made))
-
-
-def _count(request: Request, name: str) -> int:
-    return sum(device.name == name for device in request.devices)
+    return with_counts(request, counts)

@@ -1,0 +1,1 @@
+"""The Python API: the names of `import cotenant`, which the command line uses, too."""

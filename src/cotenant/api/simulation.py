@@ -1,0 +1,269 @@
+"""`cotenant.simulate`, and the runs behind it, which `cotenant simulate` prints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from cotenant import registry
+from cotenant.config import PolicySection
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
+from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.measure.group_models import group_models, resolved_by
+from cotenant.metrics import Summary, TenantSummary, summarise, to_json
+from cotenant.policies.registry import policy_class, takes_rounds
+from cotenant.predict.conformal import UPPER_QUANTILE
+from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.report.bound_text import facts
+from cotenant.report.lost_text import lost_facts
+from cotenant.repository import contention_path, profile_path
+from cotenant.repository.measured_content import changes, refuse_changes
+from cotenant.repository.server_settings import settings_of
+from cotenant.serve.services import plan_files
+from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
+from cotenant.tabular import Tabular
+from cotenant.trace import TraceWriter, header, read
+from cotenant.trace.basis import GroupTally
+from cotenant.trace.bound import bound_of
+from cotenant.trace.lost import LossAccount
+from cotenant.workload import Workload, load_workload, parse_workload, scale
+from cotenant.world.kinds import WorldKind
+
+if TYPE_CHECKING:
+    from cotenant.core.actions import Action
+    from cotenant.core.events import Event
+    from cotenant.predict.grouped import FittedGroups
+    from cotenant.sim.driver import Log
+    from cotenant.trace.basis import GroupEvidence
+    from cotenant.trace.bound import RunBound
+    from cotenant.work import Round
+
+_log = logging.getLogger("cotenant.simulate")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """The world of simulated runs. `world` None is "groups" for a plan with groups, else "table".
+
+    `noise` is the deviation of the logarithm of latencies. Each launch costs `decision_us` before it. `trace` is the
+    file for the trace of the last run. With `has_bound` runs are compared with the best possible schedule. `is_stale`
+    accepts a profile of models that changed since.
+    """
+
+    factor: float = 1.0
+    noise: float = 0.05
+    decision_us: float = 50.0
+    world: WorldKind | None = None
+    trace: Path | None = None
+    has_bound: bool = False
+    is_stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun(Tabular):
+    """One simulated run: the figures of each tenant in `summary`, and the causes of lost queries in `losses`."""
+
+    policy: str
+    seed: int
+    summary: Summary
+    losses: LossAccount
+    made: Policy
+    """The policy with its lanes and options."""
+    groups: Sequence[GroupEvidence] = ()
+    bound: RunBound | None = None
+    policy_faults: int = 0
+
+    def tenant(self, name: str) -> TenantSummary:
+        """The figures of one tenant. Raises InvalidValueError for an unknown one."""
+        return self.summary.tenant(name)
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each tenant, as `Summary.rows`."""
+        return self.summary.rows()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as an element of `runs` in the output of `cotenant simulate --json`."""
+        spec = self.made.spec
+        found: dict[str, Any] = {
+            "policy": self.policy,
+            "drop": spec.drop.value,
+            "cautious": spec.goes_by_margin,
+            "seed": self.seed,
+        }
+        found |= {"groups": [asdict(each) for each in self.groups]} if self.groups else {}
+        found |= {"bound": facts(self.bound)} if self.bound else {}
+        found |= {"policy_faults": self.policy_faults} if self.policy_faults else {}
+        return {**found, **to_json(self.summary), **lost_facts(self.losses)}
+
+
+class Simulation:
+    """A workload and the profile of a repository, ready to be simulated under policies.
+
+    `chosen` are keys of `cotenant.toml`, by SECTION.KEY. `policies` are names, by default that of the settings. `warn`
+    is called with sentences for the user. Raises CotenantError for files that are missing, wrong or stale.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        repository: Path,
+        chosen: Mapping[str, object],
+        policies: Sequence[str],
+        options: SimulationOptions,
+        warn: Callable[[str], None],
+    ) -> None:
+        over = dict(chosen)
+        self._chosen = {key.removeprefix("policy."): over.pop(key) for key in list(over) if key.startswith("policy.")}
+        self._settings = settings = settings_of(repository, over)
+        self._spec = spec = workload if options.factor == 1.0 else scale(workload, options.factor)
+        self._options, self._warn = options, warn
+        used = device_cores(settings.device)
+        rounds: tuple[Round, ...] = ()
+        shares: Mapping[str, Mapping[str, int]] = {}
+        if settings.plan.file is None:
+            partitions = lanes_of(settings.device, used)
+        else:
+            laid = plan_files().open(settings.plan, used, repository, stale=options.is_stale)
+            partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
+        self._profile = profile = load_profile(profile_path(repository))
+        changed = changes(repository, profile.contents, tenants_of(repository, spec))
+        refuse_changes(changed, repository, stale=options.is_stale)
+        scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
+        kept = registry.load_all(registry.KEPT_PLANS)
+        plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
+        named = str(self._chosen.pop("name", settings.policy.name))
+        self._names = tuple(policies) or (named,)
+        derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in self._names)
+        has_groups = any(len(step) > 1 for made in rounds for step in made.steps)
+        self._has_rounds = any(made.slots for made in rounds)
+        self.world = options.world or (WorldKind.GROUPS if has_groups else WorldKind.TABLE)
+        plays_groups = self.world is WorldKind.GROUPS
+        self._fitted = _fitted(repository, profile, warn) if derives or has_groups or plays_groups else None
+        self._scenario = replace(
+            scenario, plans={"rounds": rounds, **plans}, groups=self._fitted, plays_groups=plays_groups
+        )
+        if options.trace is not None and self._fitted is not None:  # beside the trace, where a replay looks for it
+            group_models().keep(options.trace.parent, self._fitted)
+        self._contention = None
+        if self.world is WorldKind.CONTENTION:
+            from cotenant.measure.contention_profile import load_contention
+
+            self._contention = load_contention(contention_path(repository)).contention()
+
+    def runs(self, seeds: Sequence[int]) -> Iterator[SimulatedRun]:
+        """Simulate every policy with every seed."""
+        trace = self._options.trace
+        is_scratch = self._options.has_bound and trace is None
+        with TemporaryDirectory(prefix="cotenant-") if is_scratch else nullcontext() as scratch:
+            recorded = trace if scratch is None else Path(scratch) / "trace.jsonl"
+            for name in self._names:
+                if self._has_rounds and not takes_rounds(name):
+                    self._warn(f"policy {name!r} follows no rounds: of the plan it has the partitions alone")
+                section = self._section(name)
+                for seed in seeds:
+                    yield self._run(name, section, seed, recorded)
+
+    def _section(self, name: str) -> PolicySection:
+        fitted = self._fitted
+        found = self._settings.policy.over(name, self._chosen, "command line")
+        measured = None if fitted is None else (fitted, self._profile)
+        return resolved_by(found, self._scenario.lanes, lambda: measured)
+
+    def _run(self, name: str, section: PolicySection, seed: int, recorded: Path | None) -> SimulatedRun:
+        scenario, spec = self._scenario, self._spec
+        made = scenario.policy(section)
+        beliefs, writer = scenario.online_model(made), None
+        served = scenario.served(made)
+        if recorded is not None:
+            head = header(made, beliefs.predictor, served, scenario.machine, created="")
+            writer = TraceWriter(recorded.open("wb"), head)
+        losses = LossAccount(beliefs.predictor, made.spec.lanes, served)
+        tally = GroupTally(made, self._fitted, _both(losses, writer))
+        assumptions = Assumptions(self._options.noise, round(self._options.decision_us * 1000))
+        outcomes = run_scenario(
+            *(scenario, section, assumptions, seed, tally), contention=self._contention, follower=beliefs
+        )
+        if writer is not None:
+            writer.close()
+        summary = summarise(
+            outcomes,
+            end_ns=spec.duration_ns,
+            start_ns=spec.warmup_ns,
+            slo_ns=scenario.slo_ns,
+            limit_ns=spec.limit_ns,
+            tenants=list(scenario.slo_ns),
+        )
+        bound = bound_of(*read(recorded)) if self._options.has_bound and recorded is not None else None
+        return SimulatedRun(name, seed, summary, losses, made, tally.found, bound, outcomes.policy_faults)
+
+
+def simulate(
+    workload: str | os.PathLike[str] | Workload | Mapping[str, Any],
+    repository: str | os.PathLike[str],
+    *,
+    policy: str | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    noise: float = 0.05,
+    decision_us: float = 50.0,
+    world: str | None = None,
+    stale: bool = False,
+) -> SimulatedRun:
+    """Simulate a workload with the profile of a repository under one policy; no model runs.
+
+    `workload` is a file, a Workload, or the tables of a file as a mapping. `policy` is by default that of the
+    settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}.
+    `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before it.
+    `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `stale` accepts a profile of models
+    that changed since.
+
+    >>> run = cotenant.simulate("workload.toml", "models/", policy="edf")  # doctest: +SKIP
+    >>> run.tenant("resnet").attainment  # doctest: +SKIP
+    >>> run.to_pandas()  # doctest: +SKIP
+
+    Raises CotenantError for files that are missing, wrong or stale, and for an unknown policy.
+    """
+    if isinstance(workload, Workload):
+        spec = workload
+    else:
+        spec = parse_workload(workload) if isinstance(workload, Mapping) else load_workload(Path(workload))
+    try:
+        kind = None if world is None else WorldKind(world)
+    except ValueError:
+        raise CotenantError(f"world is {world!r}, expected one of {', '.join(WorldKind)}") from None
+    options = SimulationOptions(noise=noise, decision_us=decision_us, world=kind, is_stale=stale)
+    policies = () if policy is None else (policy,)
+    made = Simulation(spec, Path(repository), settings, policies, options, _log.warning)
+    [found] = made.runs([spec.seed if seed is None else seed])
+    return found
+
+
+def _both(losses: LossAccount, writer: Log | None) -> Log:
+    """A log that reports to an account, and to a trace where one is written."""
+
+    def log(time_ns: int, event: Event, actions: list[Action]) -> None:
+        losses(time_ns, event, actions)
+        if writer is not None:
+            writer(time_ns, event, actions)
+
+    return log
+
+
+def _fitted(root: Path, profile: Profile, warn: Callable[[str], None]) -> FittedGroups | None:
+    """The fitted predictor of groups; None, with a warning, when there is none."""
+    try:
+        return group_models().load(root, profile, UPPER_QUANTILE)
+    except CotenantError as error:
+        warn(f"{error}; launches on disjoint cores are believed not to slow each other down")
+        return None

@@ -1,0 +1,266 @@
+"""The answers of planning, for `cotenant plan` and the Python API: a plan with its assessment, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from cotenant.api.planning import PlanResult
+from cotenant.errors import PlanError
+from cotenant.measure.rates import rates_fault
+from cotenant.plan_file import TENANTS, sections, sections_text
+from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, all_loads
+from cotenant.techniques.partitions.plan.assess import Assessment, assess, sequential_slot_notes, violations
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_request
+from cotenant.techniques.partitions.plan.planners import is_blind, make_planner
+from cotenant.techniques.partitions.plan.scaling import least_devices
+from cotenant.techniques.partitions.plan.sources import QUANTILE, CostBasis, ProfileCosts, basis_of, read_profile_costs
+from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
+from cotenant.techniques.partitions.world import simulate_plan
+
+DEFAULT_PLANNER = "ours"
+DEFAULT_HEADROOM = 0.1
+"""Share that is added to every rate."""
+SEARCH_EFFORT = 0.2
+"""Effort of the planner in searches, which plan many times."""
+SIMULATED_S = 60.0
+SIMULATED_ROWS = 20_000
+"""Rows that are simulated at most; the simulated time is shorter for high rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer(PlanResult):
+    """A plan that was checked. `contents` are the sections of its file, `facts` the answers of `cotenant plan`."""
+
+    contents: Mapping[str, Any]
+    view: Assessment
+    facts: Mapping[str, Any]
+
+    @property
+    @override
+    def fits(self) -> bool:
+        return True
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each tenant: the fields of TenantView."""
+        return [asdict(each) for each in self.view.tenants]
+
+    @override
+    def to_json(self) -> dict[str, Any]:
+        view = self.view
+        found: dict[str, Any] = msgspec.to_builtins(
+            {**self.facts, "first": view.first.tenant, "devices": view.devices, "tenants": view.tenants}
+        )
+        return found
+
+    @override
+    def text(self) -> str:
+        return sections_text(self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlan(PlanResult):
+    """No plan was found: the broken constraint, and changes that make a plan possible."""
+
+    planner: str
+    broken: Infeasible
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+
+    @property
+    @override
+    def fits(self) -> bool:
+        return False
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each change: the fields of Remedy."""
+        return [asdict(each) for each in self.remedies]
+
+    @override
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(
+            {
+                "fits": False,
+                "planner": self.planner,
+                "broken": self.broken,
+                "remedies": self.remedies,
+                "notes": self.notes,
+            }
+        )
+        return found
+
+    @override
+    def text(self) -> str:
+        raise PlanError(f"there is no plan: {self.broken.tenant!r} breaks: {self.broken.constraint}")
+
+
+def plan_tenants(
+    tenants: Path,
+    profiles: Mapping[str, Path],
+    *,
+    devices: int | Mapping[str, int] | None,
+    planner: str | None,
+    headroom: float | None,
+    is_quick: bool,
+    is_stale: bool,
+) -> PlanResult:
+    """The function behind `cotenant.plan`. Raises PlanError."""
+    tables = {name: profile_costs(path, QUANTILE) for name, path in profiles.items()}
+    request = request_of(tenants, tables)
+    if devices is not None:
+        if isinstance(devices, int):
+            kinds = list(dict.fromkeys(device.name for device in request.devices))
+            if len(kinds) != 1:
+                raise PlanError(f"devices is {devices}, and the file has {len(kinds)} kinds of device, expected one")
+            devices = {kinds[0]: devices}
+        request = with_counts(request, devices)
+    basis = basis_for(tables, request, stale=is_stale)
+    request = replace(request, devices=basis.devices)
+    share = DEFAULT_HEADROOM if headroom is None else headroom
+    planners = pair_of_planners(planner or DEFAULT_PLANNER, share)
+    found = planned(planners, request, basis, headroom=share, is_quick=is_quick)
+    if isinstance(found, NoPlan):
+        return found
+    file, answers = found
+    return answer_of({TENANTS: file, **kept_sections(tables, request)}, basis, {**answers, "poisson": False})
+
+
+def profile_costs(path: str | Path, quantile: str) -> ProfileCosts:
+    """The costs of a repository or a profile file.
+
+    Raises PlanError where the repository guarantees rates above its lanes, and as `read_profile_costs`.
+    """
+    found = read_profile_costs(Path(path), quantile)
+    if (fault := rates_fault(Path(path))) is not None:
+        raise PlanError(f"{path}: {fault}")
+    return found
+
+
+def request_of(tenants: Path, tables: Mapping[str, ProfileCosts]) -> Request:
+    """Read a file of tenants; SLOs and stages that it leaves out are those of the repositories. Raises PlanError."""
+    known = {name: each for table in tables.values() for name, each in table.known.items()}
+    applications = {name: each for table in tables.values() for name, each in table.applications.items()}
+    return read_request(tenants, known, applications)
+
+
+def with_counts(request: Request, counts: Mapping[str, int]) -> Request:
+    """The request with other numbers of devices, by name of the type. Raises PlanError for an unknown type."""
+    kinds = {device.name: device for device in request.devices}
+    if unknown := [name for name in counts if name not in kinds]:
+        raise PlanError(f"device {unknown[0]!r} is not in the file, which has {', '.join(kinds)}")
+    there = {name: sum(device.name == name for device in request.devices) for name in kinds}
+    return replace(request, devices=tuple(kinds[name] for name in kinds for _ in range(counts.get(name, there[name]))))
+
+
+def basis_for(tables: Mapping[str, ProfileCosts], request: Request, *, stale: bool = False) -> CostBasis:
+    """The costs of a plan for a request. Raises as `plan.sources.basis_of`."""
+    models = [load.model for load in request.loads]
+    models += [stage.model for application in request.applications for stage in application.stages]
+    return basis_of(dict(tables), request.devices, models, stale=stale)
+
+
+def pair_of_planners(name: str, headroom: float) -> tuple[Planner, Planner]:
+    """The planner, and the same with less effort, for searches. Raises PlanError."""
+    return make_planner(name, headroom), make_planner(name, headroom, SEARCH_EFFORT)
+
+
+def kept_sections(tables: Mapping[str, ProfileCosts], request: Request) -> dict[str, Any]:
+    """The contents of other sections of the plan file that the repositories keep of these models."""
+    roots = [table.root for table in tables.values() if table.root is not None]
+    models = {load.model for load in request.loads}
+    found = {name: [section.kept(root, models) for root in roots] for name, section in sections().items()}
+    return {name: tuple(chain(*each)) for name, each in found.items() if any(each)}
+
+
+def words_of(contents: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each part of a plan file in a few words, with the name of its section."""
+    return [(name, words) for name, content in contents.items() for words in sections()[name].words(content)]
+
+
+def planned(
+    planners: tuple[Planner, Planner],
+    request: Request,
+    basis: CostBasis,
+    *,
+    headroom: float,
+    running: Plan | None = None,
+    is_quick: bool = False,
+    on_step: Callable[[str], None] = lambda text: None,
+) -> tuple[PlanFile, dict[str, Any]] | NoPlan:
+    """A plan that was checked, with the least number of devices and the growth of rates; or NoPlan.
+
+    `planners` are those of `pair_of_planners`. `on_step` is called with the name of each step. Raises PlanError for a
+    plan that does not hold.
+    """
+    planner, searching = planners
+    advisor = Advisor(searching, request, basis.costs)
+    loads = all_loads(request, request.devices, basis.costs)
+    found = planner.plan(loads, request.devices, basis.costs, running)
+    if isinstance(found, Infeasible):
+        on_step("searching what would mend it")
+        return NoPlan(planner.name, found, advisor.remedies(found), basis.notes)
+    wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
+    if wrong:
+        blind = "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
+        raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
+    on_step("searching the least number of devices")
+    least = least_devices(planner, loads, request.devices, basis.costs, found)
+    on_step("searching how far rates may grow")
+    growth = None if is_quick else advisor.growth()
+    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint)
+    return file, {"fits": True, "least_devices": least.devices, "growth": growth}
+
+
+def answer_of(contents: Mapping[str, Any], basis: CostBasis, answers: Mapping[str, Any]) -> PlanAnswer:
+    """Assess the plan of a plan file. `answers` are facts that are known already, and come first."""
+    file: PlanFile = contents[TENANTS]
+    request, made = file.request, file.plan
+    view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
+    notes = (
+        *basis.notes,
+        *sequential_slot_notes(made, request.loads, basis.costs),
+        *(f"{name}: {words}" for name, words in words_of(contents)),
+    )
+    facts: dict[str, Any] = {
+        **answers,
+        "checked": True,
+        "planner": made.planner,
+        "headroom": file.headroom,
+        "fingerprint": basis.fingerprint,
+        "notes": notes,
+        "devices_there": len(request.devices),
+        "devices_used": len(made.devices),
+        "simulated": _simulated(file, basis),
+    }
+    return PlanAnswer(contents, view, facts)
+
+
+def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
+    """The outcomes of queries with Poisson arrivals at the rates of the request."""
+    request = file.request
+    seconds = min(SIMULATED_S, SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
+    done = simulate_plan(
+        file.plan, request.loads, basis.costs, duration_s=seconds, seed=1, applications=request.applications
+    )
+    outcomes = [
+        {
+            "name": each.tenant,
+            "offered": each.offered,
+            "in_slo": each.answered,
+            "late": each.late,
+            "dropped": each.offered - each.answered - each.late,
+            "p50_ns": each.p50_ns or 0,
+            "p99_ns": each.p99_ns or 0,
+            "violation_share": (each.offered - each.answered) / max(1, each.offered),
+        }
+        for each in done.tenants
+    ]
+    return {"arrivals": "poisson", "seconds": seconds, "seed": 1, "outcomes": outcomes}

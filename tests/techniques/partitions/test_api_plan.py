@@ -1,0 +1,78 @@
+"""`cotenant.plan` gives what `cotenant plan --json` prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cotenant
+from commands import Run
+from cotenant import registry
+from cotenant.errors import PlanError
+from cotenant.techniques.partitions.plan.file import read_plan
+from repositories import write_good
+
+TENANTS = """
+[[device]]
+name = "cpu"
+count = 2
+cores = 1
+
+[[tenant]]
+name = "add_sub"
+rate = {rate}
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_good(tmp_path_factory.mktemp("planned") / "models", "add_sub")
+    cotenant.profile(root, budget_s=0.0, settings={"device.cores": [0]})
+    for name, rate in (("few", 5), ("many", 100_000_000)):
+        (root.parent / f"{name}.toml").write_text(TENANTS.format(rate=rate), encoding="utf-8")
+    return root
+
+
+def printed(run: Run, *words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("plan", *words, "--planner", "elastic_int", "--json")[1])
+    return found
+
+
+def test_a_plan_is_that_of_the_command(root: Path, run: Run, tmp_path: Path) -> None:
+    tenants = root.parent / "few.toml"
+    found = cotenant.plan(tenants, root, planner="elastic_int")
+    assert found.fits
+    assert json.loads(json.dumps(found.to_json())) == printed(run, tenants, "--profiles", root)
+    assert [row["tenant"] for row in found.rows()] == ["add_sub"]
+    assert "add_sub" in found._repr_html_()
+    found.save(tmp_path / "plan.toml")
+    assert read_plan(tmp_path / "plan.toml").plan.devices
+    assert cotenant.plan(tenants, {"cpu": root}, planner="elastic_int", quick=True).to_json()["growth"] is None
+
+
+@pytest.mark.parametrize("devices", [1, {"cpu": 1}])
+def test_the_number_of_devices(root: Path, devices: int | dict[str, int]) -> None:
+    found = cotenant.plan(root.parent / "few.toml", root, devices=devices, planner="elastic_int", quick=True)
+    assert found.to_json()["devices_there"] == 1
+
+
+def test_tenants_that_do_not_fit(root: Path, run: Run, tmp_path: Path) -> None:
+    tenants = root.parent / "many.toml"
+    found = cotenant.plan(tenants, root, planner="elastic_int")
+    assert not found.fits
+    assert json.loads(json.dumps(found.to_json())) == printed(run, tenants, "--profiles", root)
+    assert {"kind", "name", "value", "text"} <= set(found.rows()[0])
+    with pytest.raises(PlanError, match="there is no plan: 'add_sub' breaks"):
+        found.save(tmp_path / "plan.toml")
+
+
+def test_what_is_wrong_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = root.parent / "few.toml"
+    with pytest.raises(PlanError, match="device 'gpu' is not in the file, which has cpu"):
+        cotenant.plan(tenants, root, devices={"gpu": 1})
+    monkeypatch.setattr(registry, "load_all", lambda socket: {})
+    with pytest.raises(PlanError, match="no planner of tenants is installed"):
+        cotenant.plan(tenants, root)
