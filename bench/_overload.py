@@ -11,7 +11,7 @@ from typing import Any
 from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import options_of, policy_class
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.scenario import Assumptions, Scenario, run_scenario
 from cotenant.types import Outcome, Tenant
 from cotenant.work import Share

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench._registry import FOLDER
 from cotenant import __version__
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 
 RESULTS = FOLDER / "results"
 _PACKAGES = (

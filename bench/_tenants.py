@@ -22,7 +22,7 @@ from cotenant.load.clients import HttpClient, Reply
 from cotenant.load.http import HttpPool
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import SERVER_FILE
 from cotenant.wire.encode import http_request
 from cotenant.workload import Poisson, TenantLoad, Workload

@@ -32,7 +32,7 @@ from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.ordered.selective import Fair, Most, Shares
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 

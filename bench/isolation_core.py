@@ -37,7 +37,7 @@ from cotenant.core.events import Event, QueryArrived, QueryCancelled
 from cotenant.core.snapshot import Policy
 from cotenant.policies.registry import make_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim import driver
 from cotenant.types import Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Share

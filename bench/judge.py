@@ -13,7 +13,7 @@ from bench._judge_coruns_page import write_corun_report
 from bench._judge_groups import cross_validate
 from bench._judge_groups_page import write_predictor_report
 from cotenant.errors import CotenantError
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import coruns_path, groups_path, profile_path
 from cotenant.techniques.overlap.group_samples import load_samples
 from cotenant.techniques.overlap.measure.measured_groups import facts_of

@@ -22,7 +22,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.policies import policy_class
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share

@@ -6,7 +6,7 @@ from cotenant.core.engine import Engine
 from cotenant.metrics import OutcomeLog, summarise
 from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share

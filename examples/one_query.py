@@ -4,7 +4,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
 

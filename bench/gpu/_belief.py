@@ -14,7 +14,7 @@ from bench.gpu._latency import ensure_corun, ensure_latency, ensure_parts
 from cotenant.core.predictor import Group
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 
 QUANTILE = "p95"
 _NS = 1e6

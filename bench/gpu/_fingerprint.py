@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 
 _CLOCKS = (
     *("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem", "power.limit", "temperature.gpu"),

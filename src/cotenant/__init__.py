@@ -26,17 +26,16 @@ _PLACES = {
     "Repository": "api.repository:ModelRepository",
     "Server": "api.embedded_server:EmbeddedServer",
     "plan": "api.planning:plan",
+    "profile": "api.profiling:profile",
     "simulate": "api.simulation:simulate",
 }
-"""Module and attribute of each name of the API. `profile` is the subpackage of that name, which can be called."""
+"""Module and attribute of each name of the API."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of the API at its first use: `import cotenant` alone loads no other module."""
     from importlib import import_module
 
-    if name == "profile":
-        return import_module("cotenant.profile")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")

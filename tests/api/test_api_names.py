@@ -21,7 +21,6 @@ MODULES = (
     "cotenant.api.profiling",
     "cotenant.api.repository",
     "cotenant.api.simulation",
-    "cotenant.profile",
     "cotenant.tabular",
     "cotenant.wire.client",
 )
@@ -60,13 +59,6 @@ def test_a_name_is_there_and_documented(name: str) -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'server'"):
         _ = cotenant.server
-
-
-def test_the_subpackage_of_profiles_is_the_function() -> None:
-    code = (
-        "import cotenant.profile.profile_file; assert callable(cotenant.profile); assert cotenant.profile.profile_file"
-    )
-    assert "cotenant.profile" in loaded_after(code)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -51,7 +51,7 @@ LAW = (
     ("metrics",),
     ("graph",),
     ("core",),
-    ("profile",),
+    ("profiles",),
     ("predict",),
     ("policies",),
     ("wire",),

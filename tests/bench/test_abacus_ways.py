@@ -15,7 +15,7 @@ from bench.papers.abacus import ways as experiment
 from bench.papers.abacus._ways import Asked, Published, Value, cut_at, exhaustive, group_of, value_of
 from cotenant.core.predictor import Group, Member
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.group_jobs import Candidate
 from cotenant.techniques.overlap.policy.group_search import find_group
 from cotenant.techniques.overlap.policy.group_splits import Splits

@@ -16,8 +16,8 @@ from cotenant.load import Lag, LiveStats, LoadResult
 from cotenant.metrics import summarise
 from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, run_scenario, scenario_of
 from cotenant.trace import TraceWriter, header
 from cotenant.workload import parse_workload

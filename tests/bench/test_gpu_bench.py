@@ -38,8 +38,8 @@ from cotenant.core.predictor import Member
 from cotenant.execute.gpu.sm_ladder import SmGrid, groups_of
 from cotenant.graph.dfg import Operator, Tensor, build_dfg
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.profile_file import load_profile
 from cotenant.techniques.overlap.group_samples import load_samples
 from cotenant.types import Tenant
 from cotenant.work import Work

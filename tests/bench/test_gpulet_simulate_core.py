@@ -12,7 +12,7 @@ from bench.papers.gpulet._arrivals import poisson_arrivals
 from bench.papers.gpulet._simulate import noise_factors, simulate_plan
 from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle

@@ -18,7 +18,7 @@ from cotenant.core.actions import Launch, Respond
 from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import KernelTable

@@ -18,7 +18,7 @@ from bench.papers.veltair._play import LANES, Stage, arrivals
 from bench.papers.veltair._product import Beliefs, play_product
 from bench.papers.veltair._worlds import FIGURE_1B, Drawn, drawn_gbps, interference, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.profile.version_table import UnitCosts, UnitVersions
+from cotenant.profiles.version_table import UnitCosts, UnitVersions
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 

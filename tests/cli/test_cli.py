@@ -20,7 +20,7 @@ from cotenant.config import ServerConfig
 from cotenant.measure.contention_profile import ContentionProfile, ModelContention, save_contention
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.repository import contention_path, profile_path
 from cotenant.trace.lost import CAUSE_NAMES
 from cotenant.types import LossCause

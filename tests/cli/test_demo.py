@@ -20,8 +20,8 @@ from cotenant.cli.quick_start import (
     latency_targets_ms,
     with_retries,
 )
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.wire.api import Array
 from cotenant.wire.encode import ClientError
 from cotenant.workload import parse_workload, to_toml

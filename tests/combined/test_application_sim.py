@@ -22,8 +22,8 @@ from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import policy_names
 from cotenant.policies.registry import rebuild_policy
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of

@@ -22,7 +22,7 @@ from cotenant.files import (
     read_toml,
     write_whole,
 )
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.techniques.partitions.plan.file import read_plan, read_request
 from cotenant.trace import read
 from cotenant.workload import load_workload

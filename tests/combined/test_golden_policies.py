@@ -31,8 +31,8 @@ from cotenant.policies import policy_names
 from cotenant.policies.registry import policy_text
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import SERVER_FILE, find_versions
 from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server

@@ -16,7 +16,7 @@ from cotenant.core.predictor import Group, Member
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.trace import TraceError
 from cotenant.types import Query, Tenant

@@ -24,7 +24,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import options_of
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import Outcome, Query, Tenant

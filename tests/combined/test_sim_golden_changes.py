@@ -43,7 +43,7 @@ from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.applications import SimulatedApplication
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule

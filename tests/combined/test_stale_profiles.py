@@ -17,7 +17,7 @@ from commands import Run
 from cotenant.cluster.head import read_spec
 from cotenant.config import ModelConfig, ModelSection, SampleSection, SegmentsSection, TenantSection
 from cotenant.errors import CotenantError
-from cotenant.profile.profile_file import load_profile, save_profile
+from cotenant.profiles.profile_file import load_profile, save_profile
 from cotenant.repository import ModelVersion, find_versions, profile_path
 from cotenant.repository.measured_content import StaleProfileError, content_of, valid_profile
 from repositories import scaled, write_model

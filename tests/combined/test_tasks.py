@@ -15,7 +15,7 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
 from cotenant.measure.opened_model import OpenedModel
 from cotenant.measure.solo import Effort
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.repository import find_versions, tasks_path
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.tasks import measure_tasks, placeable

@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.errors import PlanError
 from cotenant.plan_file import TENANTS, parse_sections, sections_text
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, StoredJointPlan, Wait
 from cotenant.techniques.granularity.kernel_table import fingerprint_of

@@ -22,7 +22,7 @@ from cotenant.execute.gpu.streams import CpuStreams, Named, Replay
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.techniques.overlap.policy.headroom_control import Overlap

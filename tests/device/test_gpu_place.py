@@ -36,8 +36,8 @@ from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile import device as profile_device
-from cotenant.profile.device import this_device
+from cotenant.profiles import device as profile_device
+from cotenant.profiles.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
 from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, measure_groups

@@ -26,7 +26,7 @@ from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker import worker
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.types import Outcome, Query, Tenant

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cotenant.execute.core_target import CoreTarget
 from cotenant.measure import solo
 from cotenant.measure.solo import REPEATS, Effort, in_turns, undisturbed
-from cotenant.profile.profile_file import ModelProfile, Point, disturbed_words
+from cotenant.profiles.profile_file import ModelProfile, Point, disturbed_words
 from cotenant.work import Share
 
 MS = 1_000_000

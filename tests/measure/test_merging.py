@@ -13,7 +13,7 @@ from bench._mixing import KINDS, Alone, Drawn, drawn
 from cotenant.execute.open_model import open_model
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.merging_trial import TOLERANCE, is_same_answer, judge_merging
-from cotenant.profile.merging import Merging
+from cotenant.profiles.merging import Merging
 
 SEEDS = 6
 MAX_BATCH = 5

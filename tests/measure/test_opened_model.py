@@ -19,7 +19,7 @@ from cotenant.measure import opened_model
 from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.merging import SINGLE
+from cotenant.profiles.merging import SINGLE
 from cotenant.repository import find_versions
 from cotenant.work import Share
 from onnx_samples import Sketch, info

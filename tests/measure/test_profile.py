@@ -26,8 +26,8 @@ from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, Sweep, measure_model
 from cotenant.measure.sweep import profile_repository
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import FORMAT, Profile, ProfileError, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import FORMAT, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import find_versions, profile_path
 from cotenant.work import Share, Work
 from onnx_samples import residual_cnn

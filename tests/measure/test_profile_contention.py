@@ -52,9 +52,9 @@ from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.predict.pressure import CacheReading, SlowdownScale
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.device import this_device
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.repository import contention_path
 from cotenant.world.contention import Contention, ContentionWorld, Phase, Traffic
 from onnx_samples import residual_cnn

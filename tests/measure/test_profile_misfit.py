@@ -14,7 +14,7 @@ from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.profile_misfit import profile_misfit
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import Profile, load_profile, save_profile
+from cotenant.profiles.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import find_versions, profile_path
 from cotenant.work import Share
 from repositories import config, scaled, write_model

@@ -15,7 +15,7 @@ import pytest
 from bench.isolation_core import drawn, kept, queries_of
 from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant, priority_rank
 from cotenant.work import Share
 from scenario import MS, ONE_LANE, TWO_LANES, play, tables

@@ -18,7 +18,7 @@ from cotenant.policies import policy_class
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import MS

@@ -16,7 +16,7 @@ from msgspec import Meta
 from cotenant.errors import ConfigError
 from cotenant.policies.registry import make_policy, options_of, policy_class, policy_names
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Round, Share
 from cotenant.world.simulated import TableWorld

@@ -12,7 +12,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, Recording, play, tables

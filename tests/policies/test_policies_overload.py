@@ -10,7 +10,7 @@ import pytest
 from cotenant.policies import policy_class
 from cotenant.policies.shedding.deferral import WeightedJob, deferred
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share

@@ -17,7 +17,7 @@ from cotenant.core.snapshot import AT_ARRIVALS, WHEN_FREE, DropRule
 from cotenant.policies import policy_class
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares
 from scenario import MS, ONE_LANE, TWO_LANES, play, tables

@@ -14,7 +14,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.wide import unions
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share
 from scenario import MS, TWO_LANES, Recording, play

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.predict.latency import LatencyModel
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 
 MS = 1_000_000
 points = st.dictionaries(st.integers(1, 64), st.integers(1_000, 100 * MS), min_size=1, max_size=6)

@@ -11,7 +11,7 @@ from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query
 from cotenant.work import Share, Work
 

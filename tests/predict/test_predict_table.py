@@ -10,8 +10,8 @@ from cotenant.errors import InvalidValueError
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.latency import LatencyModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.work import Work
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 
 CORES = 6
 

@@ -13,7 +13,7 @@ from cotenant.core.lifecycle import TaskState
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Expansion, PolicySpec, Snapshot, Start
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
 from task_books import Books

@@ -20,7 +20,7 @@ from bench._server import serving
 from bench.integrity import QUICK_KINDS, SETTINGS, build, left_at_a_cut, link, measure
 from cotenant.config import NS_PER_MS
 from cotenant.load.http import HttpPool
-from cotenant.profile.profile_file import Point, load_profile, save_profile
+from cotenant.profiles.profile_file import Point, load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.trace import Record
 from cotenant.wire.decode import http_outputs

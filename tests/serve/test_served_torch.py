@@ -17,7 +17,7 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.measure import opened_model
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
 from onnx_samples import Sketch, info

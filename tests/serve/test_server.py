@@ -30,8 +30,8 @@ from cotenant.core.events import (
 from cotenant.core.snapshot import DropRule
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure import loader
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import Profile, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.serve.models import served_models as models_module
 from cotenant.serve.server import Server

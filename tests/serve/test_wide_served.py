@@ -13,7 +13,7 @@ from cotenant.config import DeviceSection, PolicySection
 from cotenant.core.actions import Launch
 from cotenant.core.events import PredictorChanged
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow
+from cotenant.profiles.latency_table import LatencyRow
 from onnx_samples import residual_cnn
 from repositories import config, write_model
 

@@ -25,8 +25,8 @@ from cotenant.load.request_samples import sample_pool
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.margin import NO_MARGIN
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
 from cotenant.types import Outcome, priority_rank
 from cotenant.work import Machine, Round, Slot

@@ -26,7 +26,7 @@ from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.repository.formats import Arithmetic
 from cotenant.serve.engine.clock import RealClock
 from cotenant.work import Share, Work

@@ -10,7 +10,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.overlap.policy.headroom_control import Overlap

@@ -9,7 +9,7 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.predictor import Member
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, measure_groups
 
 TINY = Effort(budget_s=0.0, min_runs=3, max_runs=3, warm_up=1)

@@ -41,7 +41,7 @@ from cotenant.execute.batches import Batches, BatchTensors
 from cotenant.execute.runner import joined
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine
 from scenario import CORES, ONE_LANE, TWO_LANES, policy_of

@@ -15,7 +15,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Tensors
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate

@@ -21,7 +21,7 @@ from typing import Any
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.techniques.partitions.plan.check import worst_factor
 from cotenant.techniques.partitions.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, Plan

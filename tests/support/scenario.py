@@ -11,7 +11,7 @@ from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import policy_class
 from cotenant.policies.registry import options_of
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share

@@ -11,7 +11,7 @@ import pytest
 from cotenant.core.events import Event, PredictorChanged, TenantAdded
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.bound import RunBound, bound_of

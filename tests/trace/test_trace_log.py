@@ -25,8 +25,8 @@ from cotenant.policies import policy_class, policy_names
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.sim.driver import simulate
 from cotenant.trace import Header, Record, TraceError, TraceWriter
 from cotenant.trace.losses import losses_of

@@ -18,7 +18,7 @@ from cotenant.core.events import Event
 from cotenant.errors import InvalidValueError
 from cotenant.policies import policy_class
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate

@@ -9,7 +9,7 @@ import pytest
 from cotenant.core.actions import GroupBasis, Launch
 from cotenant.core.predictor import Group
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.work import Share, Work
 from cotenant.world.groups import GroupWorld
 from cotenant.world.simulated import TableWorld, WorldEvent

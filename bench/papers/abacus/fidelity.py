@@ -36,7 +36,7 @@ from cotenant.measure.contention_profile import ContentionProfile, calibrate
 from cotenant.measure.solo import Effort
 from cotenant.metrics import OutcomeLog, Summary, TenantSummary, summarise
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import SERVER_FILE, profile_path, trace_path
 from cotenant.sim.scenario import Scenario, run_scenario, scenario_of
 from cotenant.workload import Workload, for_capacity

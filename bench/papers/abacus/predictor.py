@@ -24,7 +24,7 @@ from bench._data import Headline, paper_figure, read_rows
 from bench.papers.abacus._a100 import A100, BATCHES
 from bench.papers.abacus._floor import monotone_floor
 from cotenant.core.predictor import Group, Member
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.measure.group_sampler import sample_groups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor

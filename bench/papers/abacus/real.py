@@ -35,7 +35,7 @@ from bench._server import cache_folder
 from bench._tenants import Contender, Inputs, closed_loop, ours, prepare, sample_all, send_load, warm_up
 from bench.peers import mlserver_process as mlserver
 from cotenant.config import load_server_config
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
 from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups
 from cotenant.workload import for_capacity

@@ -44,7 +44,7 @@ from cotenant.core.events import Event, QueryArrived, QueryWithdrawn
 from cotenant.core.snapshot import Policy
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable

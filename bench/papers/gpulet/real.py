@@ -35,7 +35,7 @@ from bench._tenants import Contender, Inputs, ours, prepare, sample_all, set_slo
 from bench.papers.gpulet._simulate import simulate_plan
 from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.repository import coruns_path, profile_path
 from cotenant.techniques.partitions.plan.check import check_plan
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench._campaign import digest_of
 from bench.papers import veltair
 from cotenant import fair_share
-from cotenant.profile import version_table
+from cotenant.profiles import version_table
 from cotenant.techniques.layer_blocks import policy as layer_block
 from cotenant.techniques.layer_blocks.world import many_core_rules
 

@@ -17,7 +17,7 @@ from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._models import Efficiency, Model
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.profile.version_table import UnitCosts
+from cotenant.profiles.version_table import UnitCosts
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 from cotenant.techniques.layer_blocks.policy.price_plans import PRICES, SWITCH_NS, choices_of
 from cotenant.techniques.layer_blocks.policy.published import ALGORITHM_2, LayerBlock, Variant

@@ -33,7 +33,7 @@ import numpy as np
 from bench._registry import BenchError
 from bench.papers.veltair._models import REFERENCE, TABLE_2, Efficiency, Layer, Model, Profile, read_models
 from cotenant.core.actions import Launch
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.techniques.layer_blocks.world.many_core import (
     MEAN_CONFLICT_NS,
     MEDIAN_CONFLICT_NS,

@@ -31,7 +31,7 @@ from bench._tenants import SAMPLES, Contender, Inputs, closed_loop, core_times, 
 from bench.zoo.repository import build_repository
 from cotenant.config import load_server_config
 from cotenant.measure.sweep import served_shares
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
 from cotenant.techniques.layer_blocks.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
 from cotenant.techniques.overlap.measure.measured_groups import GroupEffort, fit_groups, measure_groups

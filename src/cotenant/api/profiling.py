@@ -11,7 +11,7 @@ from types import MappingProxyType
 from cotenant.errors import CotenantError
 from cotenant.measure.campaign import OnStep
 from cotenant.measure.solo import Effort
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository.server_settings import settings_of
 
 _log = logging.getLogger("cotenant.profile")

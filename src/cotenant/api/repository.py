@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cotenant.config import ModelConfig, ServerConfig
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import application_names, default_version, model_names, profile_path
 from cotenant.repository.server_settings import settings_of
 

@@ -23,7 +23,7 @@ from cotenant.measure.group_models import group_models, resolved_by
 from cotenant.metrics import Summary, TenantSummary, summarise, to_json
 from cotenant.policies.registry import policy_class, takes_rounds
 from cotenant.predict.conformal import UPPER_QUANTILE
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.report.bound_text import facts
 from cotenant.report.lost_text import lost_facts
 from cotenant.repository import contention_path, profile_path

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cotenant.config import ServerConfig
-    from cotenant.profile.profile_file import Profile
+    from cotenant.profiles.profile_file import Profile
     from cotenant.work import Share
 
 

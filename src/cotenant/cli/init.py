@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cotenant.config import ServerConfig
     from cotenant.measure.load_spec import LoadReport
     from cotenant.measure.loader_process import Loader
-    from cotenant.profile.profile_file import Point
+    from cotenant.profiles.profile_file import Point
     from cotenant.repository.sources import Source
 
 _FACTOR = 3.0

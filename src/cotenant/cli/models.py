@@ -28,7 +28,7 @@ def models(
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
     from cotenant.measure.rates import rates_fault
-    from cotenant.profile.profile_file import disturbed_words, load_profile
+    from cotenant.profiles.profile_file import disturbed_words, load_profile
     from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
     from cotenant.repository.measured_content import changes

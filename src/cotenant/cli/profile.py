@@ -53,7 +53,7 @@ def profile(
     from cotenant.execute.gpu.hardware_queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
-    from cotenant.profile.profile_file import disturbed_words
+    from cotenant.profiles.profile_file import disturbed_words
     from cotenant.repository import contention_path, profile_path
 
     use_all_queues(os.environ)

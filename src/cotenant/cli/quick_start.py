@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.server_process import RunningServer, running
 from cotenant.wire.api import Array

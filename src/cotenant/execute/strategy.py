@@ -17,7 +17,7 @@ from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg
 from cotenant.graph.rewrite.rows import RowGraph
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.version_table import VersionTable
 from cotenant.repository.formats import Arithmetic
 from cotenant.repository.model_versions import ModelVersion
 from cotenant.work import Share, TaskTime

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from cotenant.errors import CotenantError
 from cotenant.files import append_entry, read_entries
-from cotenant.profile.device import Device
+from cotenant.profiles.device import Device
 
 OnStep = Callable[[int, int, str], None]
 """Called with (steps done, total steps, name of the measurement)."""

@@ -46,8 +46,8 @@ from cotenant.predict.pressure import (
     fit_counters,
     fit_slowdowns,
 )
-from cotenant.profile.device import Device, this_device
-from cotenant.profile.profile_file import Profile, ProfileError, load_profile
+from cotenant.profiles.device import Device, this_device
+from cotenant.profiles.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, default_version, model_names, profile_path
 from cotenant.world.contention import Contention, Phase, Traffic, phase_time_ns
 

@@ -15,7 +15,7 @@ from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.registry import resolve_options
 from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.predict.grouped import FittedGroups
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import changes, valid_profile
 from cotenant.work import Share

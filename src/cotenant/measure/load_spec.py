@@ -16,8 +16,8 @@ from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.merging_trial import has_one_row
 from cotenant.measure.opened_model import OpenedModel, arithmetic_of
-from cotenant.profile.merging import SINGLE, Merging
-from cotenant.profile.profile_file import ModelProfile
+from cotenant.profiles.merging import SINGLE, Merging
+from cotenant.profiles.profile_file import ModelProfile
 from cotenant.repository import ModelVersion
 from cotenant.work import CPU, Share
 

@@ -33,9 +33,9 @@ from cotenant.measure.opened_model import (
 )
 from cotenant.measure.profile_misfit import profile_misfit
 from cotenant.measure.solo import CORES, QUICK, measure_model
-from cotenant.profile.device import this_device
-from cotenant.profile.merging import Merging
-from cotenant.profile.profile_file import ModelProfile, Point, load_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.merging import Merging
+from cotenant.profiles.profile_file import ModelProfile, Point, load_profile
 from cotenant.repository import ModelVersion, profile_path
 from cotenant.work import CPU, Share
 

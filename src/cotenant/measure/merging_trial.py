@@ -20,7 +20,7 @@ from cotenant.execute.runner import Runner, to_numpy
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape, id_probes, make_rows
 from cotenant.measure.samples import NO_SAMPLES, Samples
-from cotenant.profile.merging import SINGLE, Merging
+from cotenant.profiles.merging import SINGLE, Merging
 from cotenant.work import CPU
 
 Batching = Literal["proven", "exact", "trust"]

@@ -29,9 +29,9 @@ from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.merging_trial import judge_merging
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
-from cotenant.profile.device import Device, this_device
-from cotenant.profile.merging import SINGLE, Merging
-from cotenant.profile.profile_file import ModelProfile, Profile, load_profile
+from cotenant.profiles.device import Device, this_device
+from cotenant.profiles.merging import SINGLE, Merging
+from cotenant.profiles.profile_file import ModelProfile, Profile, load_profile
 from cotenant.repository import (
     CONFIG_FILE,
     ModelVersion,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cotenant.errors import CotenantError
 from cotenant.measure.opened_model import OpenedModel, has_batches, is_of
-from cotenant.profile.profile_file import load_profile
+from cotenant.profiles.profile_file import load_profile
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import changes
 from cotenant.work import Share

@@ -11,8 +11,8 @@ from msgspec import UNSET
 from cotenant.errors import CotenantError
 from cotenant.measure.campaign import stamp
 from cotenant.measure.opened_model import remember_verdict
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Profile, load_profile, save_profile
 
 _log = logging.getLogger("cotenant.server")
 _MOST = 256

@@ -15,7 +15,7 @@ def rates_fault(root: Path) -> str | None:
     from cotenant.errors import CotenantError
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.predict.table import TablePredictor
-    from cotenant.profile.profile_file import load_profile
+    from cotenant.profiles.profile_file import load_profile
     from cotenant.repository import SERVER_FILE, default_version, model_names, profile_path
     from cotenant.repository.measured_content import changes
     from cotenant.work import Work

@@ -24,9 +24,9 @@ from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
-from cotenant.profile.merging import Merging
-from cotenant.profile.profile_file import ModelProfile, Point
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.merging import Merging
+from cotenant.profiles.profile_file import ModelProfile, Point
+from cotenant.profiles.version_table import VersionTable
 from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]

@@ -18,8 +18,8 @@ from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opened_model import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Profile, load_profile, save_profile
 from cotenant.repository import profile_path, readable_versions
 from cotenant.repository.measured_content import content_of
 from cotenant.work import Share

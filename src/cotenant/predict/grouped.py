@@ -11,7 +11,7 @@ from typing_extensions import override
 from cotenant.core.predictor import Group
 from cotenant.predict.latency import LatencyModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 
 
 class FittedGroups(Protocol):

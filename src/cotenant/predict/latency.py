@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 
 PARTS = 1 << 24
 """Fixed-point unit of `LatencyModel.prefix`: the latency of the whole model."""

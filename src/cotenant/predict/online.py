@@ -23,7 +23,7 @@ from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.types import Outcome, Query, StageQuery
 from cotenant.work import Work
 

@@ -10,8 +10,8 @@ from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.latency import PARTS, LatencyModel
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
-from cotenant.profile.latency_table import LatencyTable
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.latency_table import LatencyTable
+from cotenant.profiles.version_table import VersionTable
 from cotenant.work import CPU, Work
 
 _MOST_SPANS = 256

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cotenant.profile.profile_file import ModelContent, Profile, ProfileError, load_profile
+from cotenant.profiles.profile_file import ModelContent, Profile, ProfileError, load_profile
 from cotenant.repository.model_versions import ModelVersion, readable_versions
 from cotenant.repository.paths import CONFIG_FILE, profile_path
 

@@ -33,8 +33,8 @@ from cotenant.policies.registry import make_policy
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.latency_table import LatencyTable
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import ModelVersion, application_names, default_version
 from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine

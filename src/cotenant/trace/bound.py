@@ -9,7 +9,7 @@ from msgspec import convert
 
 from cotenant.core.fair_queues import FairQueues
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, in_lines, work_of
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Work

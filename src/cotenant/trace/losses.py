@@ -9,7 +9,7 @@ from msgspec import ValidationError, convert
 
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.trace.lost import Loss, LossAccount
 from cotenant.trace.trace_log import Header, Record, TraceError, decode_event, in_lines
 from cotenant.work import Share

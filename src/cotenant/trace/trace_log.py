@@ -27,7 +27,7 @@ from cotenant.policies.registry import RENAMED_OPTIONS
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.trace.record_check import EventsMissing, RecordCheck
 from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant

@@ -24,7 +24,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.fair_share import fair_shares
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.work import Share, Work
 from cotenant.world.simulated import WorldEvent
 from cotenant.world.stepped import SteppedWorld

@@ -21,8 +21,8 @@ from cotenant.execute.batches import row_buckets
 from cotenant.measure import solo
 from cotenant.measure.solo import Effort
 from cotenant.plan_file import read_sections, sections_text
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import tasks_path, together_path
 from cotenant.techniques.granularity import cli as plan_together
 from cotenant.techniques.granularity.cli import requested_batches

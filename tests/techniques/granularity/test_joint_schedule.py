@@ -15,7 +15,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Query, Tenant

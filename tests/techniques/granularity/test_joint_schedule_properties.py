@@ -14,7 +14,7 @@ from cotenant.core.actions import Action, Enqueue, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.joint_schedule import JointSchedule
 from cotenant.types import Outcome, Tenant

@@ -27,7 +27,7 @@ from cotenant.measure.loader import stored_or_measured
 from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import CORES, Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import Profile, save_profile
+from cotenant.profiles.profile_file import Profile, save_profile
 from cotenant.repository import find_versions, profile_path, together_path
 from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cotenant.predict.margin import SafetyMargin
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy import block_model
 from cotenant.techniques.layer_blocks.policy.block_context import lowest
 from cotenant.techniques.layer_blocks.policy.model_tables import ModelTables

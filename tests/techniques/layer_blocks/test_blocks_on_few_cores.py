@@ -10,7 +10,7 @@ import pytest
 from cotenant.core.snapshot import Policy
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share

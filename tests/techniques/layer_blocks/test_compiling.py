@@ -20,8 +20,8 @@ from cotenant.execute.runner import to_numpy
 from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import load_profile
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.profile_file import load_profile
+from cotenant.profiles.version_table import VersionTable
 from cotenant.repository import STATE_FOLDER, find_versions, profile_path
 from cotenant.techniques.layer_blocks.compile import toolchain
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs

@@ -16,8 +16,8 @@ from cotenant import trace
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.sim.driver import simulate
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
 from cotenant.techniques.layer_blocks.world.many_core import (
     MEAN_CONFLICT_NS,

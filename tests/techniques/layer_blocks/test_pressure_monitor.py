@@ -16,9 +16,9 @@ from cotenant.measure.contention_profile import ContentionProfile, PressureScale
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale
-from cotenant.profile.device import this_device
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.device import this_device
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.repository import contention_path
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.driver import Driver

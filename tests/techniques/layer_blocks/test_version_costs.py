@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.version_table import VersionTable
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion
 from cotenant.techniques.layer_blocks.measure.version_costs import version_costs
 

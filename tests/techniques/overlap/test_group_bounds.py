@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import InvalidValueError
 from cotenant.predict.grouped import GroupedPredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.measure.group_sampler import sample_groups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor

@@ -16,7 +16,7 @@ from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Snapshot
 from cotenant.predict.grouped import MOST_PREFETCHED, FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy import group_jobs
 from cotenant.techniques.overlap.policy.group_cuts import coarse, spread
 from cotenant.techniques.overlap.policy.group_jobs import jobs_of, next_of, waiting_at

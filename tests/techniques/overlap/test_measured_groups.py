@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.predictor import Group, Member
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.predict.measured import MeasuredGroups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor

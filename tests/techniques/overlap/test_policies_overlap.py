@@ -18,7 +18,7 @@ from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work

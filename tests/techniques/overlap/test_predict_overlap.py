@@ -16,7 +16,7 @@ from msgspec import structs
 
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.measure.group_sampler import sample_groups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor

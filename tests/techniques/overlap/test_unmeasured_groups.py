@@ -15,7 +15,7 @@ from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.trace.basis import GroupTally
 from cotenant.types import Outcome, Query, Tenant

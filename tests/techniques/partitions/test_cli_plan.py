@@ -19,8 +19,8 @@ from rich.console import Console
 from commands import Run
 from cotenant.errors import PlanError
 from cotenant.plan_file import sections_text
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile
 from cotenant.report.pictures import PALETTE, keys_of, short
 from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
 from cotenant.techniques.partitions.plan.application import Application, Stage

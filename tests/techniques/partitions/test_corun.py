@@ -19,8 +19,8 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, ProfileError, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import coruns_path, profile_path
 from cotenant.techniques.partitions.cli.profile_corun import divided, parse_split, show
 from cotenant.techniques.partitions.coruns import (

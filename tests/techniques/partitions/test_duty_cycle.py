@@ -15,7 +15,7 @@ from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot

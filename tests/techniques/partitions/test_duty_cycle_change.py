@@ -27,7 +27,7 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.registry import make_policy as configured
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.headroom_control import Overlap
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError

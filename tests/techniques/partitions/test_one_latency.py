@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from cotenant.errors import PlanError
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import QUANTILES, ModelProfile, Point, Profile, load_profile, save_profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import QUANTILES, ModelProfile, Point, Profile, load_profile, save_profile
 from cotenant.techniques.partitions.plan.check import step_ns
 from cotenant.techniques.partitions.plan.sources import TAIL, CostBasis, basis_of, read_profile_costs
 from cotenant.techniques.partitions.plan.table_costs import TableCosts

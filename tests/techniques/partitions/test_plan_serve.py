@@ -27,7 +27,7 @@ from cotenant.execute.worker.channel import Open, Prepare
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.serve.server import Server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.predictor import Group, Member
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import overlap_path, profile_path
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor

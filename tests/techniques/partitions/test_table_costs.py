@@ -6,7 +6,7 @@ import pytest
 
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.predict.latency import LatencyModel
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.work import Work
 from plan_samples import Line, models_of, table_costs

@@ -20,7 +20,7 @@ import onnx_samples as samples
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.runner import to_numpy
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.techniques.placement.execute import placeable
 from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from placed_samples import open_placed, placement, random_model, random_placement

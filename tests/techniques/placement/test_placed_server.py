@@ -22,7 +22,7 @@ from cotenant.execute.open_model import open_model
 from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.repository import find_versions, graphs_path, placement_path
 from cotenant.serve.server import Server
 from cotenant.techniques.placement.execute.kept_placements import follow, kept_placements

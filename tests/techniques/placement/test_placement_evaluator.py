@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.inner_loop import compiled_loops, has_compiler
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.techniques.placement.plan import annealing
 from cotenant.techniques.placement.plan.contract import contract
 from cotenant.techniques.placement.plan.flat import LOOPS, PLAIN, PlacementProblem, TaskPlan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.repository import placement_path
 from cotenant.techniques.placement.unit_placement import (
     UnitPlacement,

@@ -22,8 +22,8 @@ from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.measure.opened_model import remember_verdict
-from cotenant.profile.merging import SINGLE, Merging
-from cotenant.profile.profile_file import ModelProfile
+from cotenant.profiles.merging import SINGLE, Merging
+from cotenant.profiles.profile_file import ModelProfile
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.wire.codec import DATATYPE_OF, shown, validate

@@ -19,7 +19,7 @@ from msgspec import Struct
 from cotenant.execute.strategy import strategies
 from cotenant.files import write_whole
 from cotenant.measure.load_spec import LoadReport, VersionSpec, decode, encode
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 from cotenant.repository import profile_path
 
 _SETTLED_NS = 2_000_000_000

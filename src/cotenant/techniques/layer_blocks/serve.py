@@ -20,7 +20,7 @@ from cotenant.measure.antagonist import Canary
 from cotenant.measure.cache_counters import CacheCounters
 from cotenant.measure.contention_profile import PressureScales, load_contention
 from cotenant.predict.online import OnlineModel
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 from cotenant.repository import contention_path
 from cotenant.serve.engine.driver import Driver
 from cotenant.serve.services import Host, Service

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cotenant.errors import InvalidValueError
 from cotenant.files import load, save
-from cotenant.profile.device import Device
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.device import Device
+from cotenant.profiles.profile_file import ProfileError
 
 FORMAT = "cotenant-coruns/1"
 ANTAGONIST = "(antagonist)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
-from cotenant.profile.profile_file import ModelContent
+from cotenant.profiles.profile_file import ModelContent
 from cotenant.repository import graphs_path, placement_path, tasks_path
 from cotenant.repository.measured_content import changes, refuse_changes
 from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks

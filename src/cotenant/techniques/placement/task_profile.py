@@ -8,8 +8,8 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from cotenant.files import load, save
-from cotenant.profile.device import Device
-from cotenant.profile.profile_file import ModelContent, ProfileError
+from cotenant.profiles.device import Device
+from cotenant.profiles.profile_file import ModelContent, ProfileError
 from cotenant.techniques.placement.unit_placement import where_of
 
 FORMAT = "cotenant-tasks/1"

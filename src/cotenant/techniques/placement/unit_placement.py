@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from cotenant.files import load, save
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 
 FORMAT = "cotenant-placement/1"
 _Name = Annotated[str, Meta(min_length=1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from cotenant.errors import CotenantError
 from cotenant.files import write_whole
 from cotenant.plan_file import read_sections, sections_text
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import JointPlan, StoredJointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable, fingerprint_of

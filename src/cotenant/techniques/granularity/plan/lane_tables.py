@@ -14,7 +14,7 @@ import numpy as np
 
 from cotenant.predict.latency import over_rows
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 from cotenant.techniques.granularity.kernel_table import Column, KernelTable
 from cotenant.techniques.granularity.predict.rules import Occupancy
 from cotenant.techniques.placement.task_profile import ModelTasks

@@ -10,7 +10,7 @@ from typing_extensions import override
 from cotenant.execute.protocol import Shapes
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import ModelFile, RunStrategy
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.version_table import VersionTable
 from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FOLDER
 
 

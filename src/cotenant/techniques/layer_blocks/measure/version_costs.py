@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profiles.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 

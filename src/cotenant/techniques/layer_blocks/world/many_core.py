@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.profile.latency_table import LatencyTable
-from cotenant.profile.version_table import UnitCosts, VersionTable
+from cotenant.profiles.latency_table import LatencyTable
+from cotenant.profiles.version_table import UnitCosts, VersionTable
 from cotenant.techniques.layer_blocks.policy.block_basis import BlockBasis
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 from cotenant.work import Share

@@ -22,8 +22,8 @@ from cotenant.execute.threads.lanes import Lane
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opened_model import OpenedModel, open_profiled
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import groups_path, overlap_path
 from cotenant.techniques.overlap.group_samples import (
     GroupSample,

@@ -10,7 +10,7 @@ from cotenant.core.predictor import Member
 from cotenant.policies.facts import PairLatency
 from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.latency import LatencyModel
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.profile_file import Profile
 from cotenant.techniques.overlap.measure.measured_groups import load_overlap
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_file import find_overlap, keep_overlap

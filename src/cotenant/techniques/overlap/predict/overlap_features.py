@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
 from cotenant.predict.latency import LatencyModel
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profiles.latency_table import LatencyTable
 
 Floats = npt.NDArray[np.float32]
 

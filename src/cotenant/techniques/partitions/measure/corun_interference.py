@@ -9,7 +9,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from cotenant.errors import CotenantError, InvalidValueError
-from cotenant.profile.profile_file import Profile, load_profile
+from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.repository import coruns_path, find_versions, model_names, profile_path
 from cotenant.techniques.partitions.coruns import ANTAGONIST, QUANTILES, CoRunner, CoRunRow, load_coruns, runs_of
 from cotenant.techniques.partitions.predict.factors import Interference, PressureInterference

@@ -22,8 +22,8 @@ from cotenant.execute.layout import cores_alone, device_cores
 from cotenant.measure.antagonist import ARRAY_BYTES
 from cotenant.measure.campaign import Campaign, Journal, OnStep, leaving_out, stamp
 from cotenant.measure.opened_model import OpenedModel, open_profiled
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import Profile
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import Profile
 from cotenant.repository import coruns_path
 from cotenant.techniques.partitions.coruns import (
     ANTAGONIST,

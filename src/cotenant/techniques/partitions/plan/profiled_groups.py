@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 from cotenant.core.predictor import Group, Member
-from cotenant.profile.profile_file import QUANTILES, Profile
+from cotenant.profiles.profile_file import QUANTILES, Profile
 from cotenant.repository import overlap_path
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_file import read_overlap

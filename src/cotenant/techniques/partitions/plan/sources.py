@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cotenant.errors import PlanError
 from cotenant.predict.latency import LatencyModel
-from cotenant.profile.profile_file import QUANTILES, load_profile
+from cotenant.profiles.profile_file import QUANTILES, load_profile
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,

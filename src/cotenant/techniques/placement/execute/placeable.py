@@ -12,7 +12,7 @@ import msgspec
 from cotenant.execute.protocol import Followed
 from cotenant.execute.strategy import RunnerWrapper, follows_of
 from cotenant.execute.threads.lanes import Lane
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.techniques.placement.execute.placed_tasks import PlacedTask, tasks_of
 from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
 from cotenant.work import Share

@@ -23,8 +23,8 @@ from cotenant.execute.strategy import VersionTrial
 from cotenant.files import load, save
 from cotenant.measure.busy import MOST_OTHERS, OthersTime
 from cotenant.measure.solo import Effort, in_turns
-from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profiles.device import this_device
+from cotenant.profiles.profile_file import ProfileError
 from cotenant.repository import placement_path
 from cotenant.techniques.placement.execute.kept_placements import kept_placements
 from cotenant.techniques.placement.execute.placeable import Placeable

@@ -41,7 +41,7 @@ from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opened_model import OpenedModel, open_version
 from cotenant.measure.solo import CORES, Effort
-from cotenant.profile.device import this_device
+from cotenant.profiles.device import this_device
 from cotenant.repository import default_version, tasks_path
 from cotenant.repository.measured_content import content_of
 from cotenant.techniques.placement.execute.placeable import Placeable

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from cotenant.errors import CotenantError
 from cotenant.files import load, save
-from cotenant.profile.device import Device
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.merging import Merging
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.device import Device
+from cotenant.profiles.latency_table import LatencyRow, LatencyTable
+from cotenant.profiles.merging import Merging
+from cotenant.profiles.version_table import VersionTable
 from cotenant.tabular import Tabular
 
 FORMAT = "cotenant-profile/1"

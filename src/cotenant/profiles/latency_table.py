@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from cotenant.errors import InvalidValueError
-from cotenant.profile.version_table import VersionTable
+from cotenant.profiles.version_table import VersionTable
 
 
 @dataclass(frozen=True, slots=True)
