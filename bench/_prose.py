@@ -20,6 +20,7 @@ LONG_SENTENCE = 25
 """Words; see docs/glossary.md for the terms that replace long descriptions."""
 _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CODE = re.compile(r"`[^`]*`")
+_EXAMPLE = re.compile(r"^ *>>> .*$", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\"(*\d])|(?<=[.!?])\s*$|\n\s*\n|\n\s*(?=[-*] |\d+\. |\|)")
 
 
@@ -99,7 +100,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text. Entries of lists, and what begins anew after a colon, count by themselves."""
-    return [" ".join(part.split()) for part in _SENTENCE_END.split(text) if part and part.strip()]
+    return [" ".join(part.split()) for part in _SENTENCE_END.split(_EXAMPLE.sub("\n", text)) if part and part.strip()]
 
 
 def sentence_words(tree: ast.AST) -> Iterator[tuple[int, int, str]]:

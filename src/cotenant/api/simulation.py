@@ -98,7 +98,7 @@ class SimulatedRun(Tabular):
         found: dict[str, Any] = {
             "policy": self.policy,
             "drop": spec.drop.value,
-            "cautious": spec.goes_by_margin,
+            "tail_aware": spec.goes_by_margin,
             "seed": self.seed,
         }
         found |= {"groups": [asdict(each) for each in self.groups]} if self.groups else {}

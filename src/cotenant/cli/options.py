@@ -67,7 +67,7 @@ FLAGS = {
     "drop": "policy.drop",
     "preempt": "policy.preempt",
     "tail_aware": "policy.tail_aware",
-    "cautious": "policy.cautious",
+    "former_tail_aware": "policy.cautious",
     "lanes": "device.lanes",
     "cores": "device.cores",
     "isolation": "device.isolation",
@@ -129,7 +129,7 @@ class SettingsOptions:
             show_default="fcfs, sjf: no, others: yes",
         ),
     ] = None
-    cautious: Annotated[bool | None, typer.Option("--cautious/--no-cautious", hidden=True)] = None
+    former_tail_aware: Annotated[bool | None, typer.Option("--cautious/--no-cautious", hidden=True)] = None
     lanes: Lanes = None
     plan: Annotated[Path | None, typer.Option(help="Plan file of 'cotenant plan': its partitions are the lanes.")] = (
         None

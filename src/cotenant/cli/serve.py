@@ -90,7 +90,7 @@ def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: 
         if signals.stopped.is_set():
             return
         serving.follow_plan()
-        _say_ready(section, ports, serving.told(), as_json=run.as_json)
+        _say_ready(section, ports, serving.report(), as_json=run.as_json)
         signals.stopped.wait()
     finally:
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
@@ -117,7 +117,7 @@ def _serve_in_processes(repository: Path, settings: ServerConfig, signals: StopS
 
     signals.guard(section.drain_s, stop, processes.kill)
     signals.on_hangup = processes.wake
-    processes.run(lambda: _say_ready(section, processes.ports, processes.told, as_json=run.as_json))
+    processes.run(lambda: _say_ready(section, processes.ports, processes.report, as_json=run.as_json))
 
 
 def _say_ready(section: ServerSection, ports: Mapping[str, int], state: Mapping[str, Any], *, as_json: bool) -> None:

@@ -247,7 +247,7 @@ class Controller:
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
             held, lost = self._state.held, self._state.lost
-            loads = demanded_loads(work.loads, self._monitor.asked(), settings.floor)
+            loads = demanded_loads(work.loads, self._monitor.demand(), settings.floor)
         inventory = [work.kinds[node.device] for node in nodes]
         step = PlanFollower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
         if step.held is not None and step.reason is Reason.KEEP:

@@ -41,7 +41,7 @@ class LoadMonitor:
         """Tracked rates by tenant."""
         return self._tracker.rates
 
-    def asked(self) -> dict[str, float]:
+    def demand(self) -> dict[str, float]:
         """Demand of each tenant in rows per second; empty before the end of the first window."""
         return self._tracker.demand()
 

@@ -67,8 +67,8 @@ class Enqueue(Struct, frozen=True, gc=False):
 class Respond(Struct, frozen=True, gc=False):
     """A query has ended. Sent exactly once per query; `reason` is empty for answers in time.
 
-    `cause` says why it was lost where that is known at once, `culprit` the tenant that it was given up for; else
-    `trace.lost` finds them in what happened to it.
+    `cause` is why the query was lost, `culprit` the tenant for which it was shed. Both are unset where the engine does
+    not know them at once; `trace.lost` finds them later.
     """
 
     query: int

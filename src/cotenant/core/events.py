@@ -27,8 +27,8 @@ class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
 class LaunchEnded(Struct, frozen=True, gc=False):
     """An executor ended a launch; `error` says why it failed, None that it did not.
 
-    For traces alone, decisions do not see them: `task_times` are the times of the tasks of a placed launch, `steal_ns`
-    is the time for which other processes had the core of its thread, where that is known.
+    Two fields are for traces alone. `task_times` are the times of the tasks of a placed launch. `steal_ns` is the time
+    for which other processes had the core of its thread, where that is known.
     """
 
     launch: int

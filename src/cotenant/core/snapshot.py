@@ -190,7 +190,7 @@ class Expansion(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a query up. `reason` is told to the client; `cause` and `culprit` as in Respond."""
+    """Shed a query. The client gets `reason`; `cause` and `culprit` are those of Respond."""
 
     query: int
     reason: str

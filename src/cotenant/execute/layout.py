@@ -16,8 +16,8 @@ from cotenant.work import CPU, Machine, Share
 def usable_cores(root: Path = ROOT) -> tuple[int, ...]:
     """The cores for lanes where none are named: those that the process may use, as many as its CPU quota pays for.
 
-    A quota (Kubernetes' `limits.cpu` without whole cores) stops all threads of a container once it is used up, for the
-    rest of a period of 100 ms. More lanes than the quota's cores would use it up together.
+    The kernel stops all threads of a container with a used-up quota, for the rest of a period of 100 ms. Kubernetes'
+    `limits.cpu` without whole cores is such a quota. More lanes than the quota's cores would use it up together.
     """
     available = tuple(sorted(os.sched_getaffinity(0)))
     quota = cpu_quota(root)

@@ -89,7 +89,7 @@ class SessionSet:
                 return "has another model, or other settings"
             if _without(self._model.sessions, theirs.sessions):
                 return "lacks sessions for these lanes"
-            self._told, self._trying = self._model.sessions, ()
+            self._reported, self._trying = self._model.sessions, ()
             return ""
 
     def rest(self) -> Prepare | None:

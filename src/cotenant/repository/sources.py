@@ -28,8 +28,8 @@ class Source:
 def sources_of(path: Path) -> list[Source]:
     """The models of a file or a directory, by name: bare files, and directories that lack only their configuration.
 
-    A directory may hold bare files, `NAME/VERSION/model.onnx` (as Triton has them), `NAME/onnx/model.onnx` (as exports
-    for transformers have them), and `NAME/FILE.onnx` where it is the only one. Raises ConfigError where there is no
+    A directory may hold bare files, `NAME/VERSION/model.onnx` as Triton has them, and `NAME/onnx/model.onnx` as exports
+    for transformers have them. `NAME/FILE.onnx` counts where it is the only one. Raises ConfigError where there is no
     model; the error names files of other formats with what to do.
     """
     if path.is_dir():

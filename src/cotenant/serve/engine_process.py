@@ -57,7 +57,7 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
         workers.release()
         if not stopped.is_set():
             serving.follow_plan()
-            control.send(Up(serving.told()))
+            control.send(Up(serving.report()))
             stopped.wait()
     except CotenantError as error:
         control.send(Unable(str(error)))

@@ -70,7 +70,7 @@ class HangUp(Struct, frozen=True, tag=True):
 class Up(Struct, frozen=True, tag=True):
     """From a process: it serves. The engine reports what it serves."""
 
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
 
 class Unable(Struct, frozen=True, tag=True):
@@ -108,7 +108,7 @@ class ControlChannel:
         try:
             socket.send_fds(self._socket, [msgspec.json.encode(message)], descriptors)
         except OSError as error:
-            _log.debug("a process of the server cannot be told: %s", error)
+            _log.debug("a process of the server cannot be reached: %s", error)
 
     def receive(self) -> StartServing | Stop | HangUp | Up | Unable | None:
         """Wait for the next message; None if the other end is closed."""
@@ -150,7 +150,7 @@ class ServerProcesses:
     def __init__(self, repository: Path, settings: ServerConfig, *, frontends: int, records: bool, stale: bool) -> None:
         section = settings.server
         self.ports: dict[str, int] = {}
-        self.told: dict[str, Any] = {}
+        self.report: dict[str, Any] = {}
         """What the engine serves, as it reported; empty before it is up."""
         self._clients: list[socket.socket] = []
         self._folder = tempfile.mkdtemp(prefix="cotenant-")
@@ -195,11 +195,11 @@ class ServerProcesses:
         try:
             for each in self._all:
                 self._begin(each)
-            is_told = False
+            is_reported = False
             while self._stop_s is None:
                 self._turn()
-                if not is_told and all(each.is_up for each in self._all):
-                    is_told = True
+                if not is_reported and all(each.is_up for each in self._all):
+                    is_reported = True
                     on_up()
         except BaseException:
             self.kill()
@@ -279,14 +279,14 @@ class ServerProcesses:
     def _hear(self, kept: _Kept) -> None:
         assert kept.control is not None
         match kept.control.receive():
-            case Up(told):
+            case Up(report):
                 kept.is_up = True
                 if kept.name == ENGINE:
-                    self.told = told
+                    self.report = report
                 if kept.losses:
                     _log.info("%s is up again after %.2f s", kept.name, time.monotonic() - kept.began_s)
             case Unable(reason):
-                if not self.told:
+                if not self.report:
                     raise CotenantError(reason)
                 _log.error("%s cannot serve: %s", kept.name, reason)
             case None:
@@ -309,7 +309,7 @@ class ServerProcesses:
 
     def _pause(self, kept: _Kept, how: str) -> None:
         now_s = time.monotonic()
-        if not kept.is_up and not self.told:
+        if not kept.is_up and not self.report:
             raise CotenantError(f"the process {kept.name!r} of the server {how}; its log says more")
         kept.losses = 0 if kept.is_up and now_s - kept.began_s > _SETTLED_S else kept.losses
         pause_s = _PAUSES_S[min(kept.losses, len(_PAUSES_S) - 1)]

@@ -61,7 +61,7 @@ class Serving:
         if self._replanner is not None:
             self._replanner.start()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Policy, plan and model states for the line that reports the server as ready."""
         found: dict[str, Any] = {"policy": policy_text(self.server.policy)}
         if self._is_planned:

@@ -84,9 +84,9 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     """The bounds of a recorded run.
 
     Cancelled queries are left out, and those that had not ended at the end or at a gap. The stages of an application
-    are queries of their models. The least slot time of a query is that of its rows in the cheapest batch and share: the
-    latency of the profile times the measured pace. The pace is by kind of launch (shape, rows, size of the share). A
-    kind without launches has the best pace of its tenant.
+    are queries of their models. The least slot time of a query is that of its rows in the cheapest batch and share. It
+    is the latency of the profile times the measured pace. The pace is by kind of launch (shape, rows, size of the
+    share). A kind without launches has the best pace of its tenant.
     Raises TraceError for a trace of several devices, or without a query.
     """
     with in_lines(records) as lines:

@@ -352,8 +352,8 @@ class LossAccount:
         return *self._pick(delays, pending, ledger, now_ns), delays
 
     def _is_for_load(self, chosen: LossCause, ledger: Ledger, now_ns: int) -> bool:
-        """Whether demand explains that a policy shed a query: total demand exceeds the slots and, if a query of its own
-        tenant replaced it, that tenant is over quota."""
+        """Whether demand explains that a policy shed a query: total demand exceeds the slots. If a query of its own
+        tenant replaced it, that tenant also has to be over quota."""
         return self._is_crowded(now_ns) and (
             chosen is not LossCause.OWN_RATE or ledger.is_over_quota(self._slots, now_ns)
         )
@@ -377,8 +377,8 @@ class LossAccount:
         return whole is not None and query.expiry_ns is not None and query.expiry_ns <= whole.deadline_ns
 
     def _delays(self, pending: PendingQuery, ledger: Ledger, now_ns: int) -> Delays:
-        """Delays of a query. A query refused at arrival has the delays that it would have had, by the use of the lanes
-        before it, for at most its SLO."""
+        """Delays of a query. A query refused at arrival has the delays that the use of the lanes before it would have
+        caused, for at most its SLO."""
         query = pending.query
         made = Delays(pending.came_ns - query.arrival_ns, pending.steal_ns, slow={query.tenant: pending.slow_ns})
         waits = [*pending.waits]

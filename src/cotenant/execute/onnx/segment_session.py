@@ -26,7 +26,7 @@ Value = Any
 """A numpy array or an `onnxruntime.OrtValue`; strings and sequences as `InferenceSession.run` takes them."""
 _PROVIDERS = ["CPUExecutionProvider"]
 _FATAL_ONLY = 4
-ort.set_default_logger_severity(_FATAL_ONLY)  # of what is logged outside of sessions
+ort.set_default_logger_severity(_FATAL_ONLY)  # of logs outside of sessions
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _SHARED_TYPES = frozenset(

@@ -70,7 +70,7 @@ class WorkerSupervisor:
         self._on_event = on_event
         self._readers = readers
         self._starter = starter
-        self._told: SimpleQueue[Message | Exception | None] = SimpleQueue()
+        self._received: SimpleQueue[Message | Exception | None] = SimpleQueue()
         """Messages that the loop passes to the thread."""
         self._lock = threading.Lock()  # held briefly: a waiting thread may hold the driver's lock
         self._telling = threading.Lock()  # held while the core is notified: never take it under the driver's lock
@@ -310,8 +310,8 @@ class WorkerSupervisor:
         self._last_ns, self._idle_ns = time.monotonic_ns(), 0
         if readers is None:
             return self._take(process, process.channel.receive)
-        descriptor, self._told = process.channel.fileno(), SimpleQueue()
-        readers.add(descriptor, partial(self._read, process, self._told))
+        descriptor, self._received = process.channel.fileno(), SimpleQueue()
+        readers.add(descriptor, partial(self._read, process, self._received))
         try:
             return self._take(process, self._wait)
         finally:  # before launches end for another reason, so that each ends once
@@ -320,14 +320,14 @@ class WorkerSupervisor:
     def _wait(self) -> Message | None:
         """The next message that the loop passes to this thread. Raises as `Channel.receive`."""
         try:
-            told = self._told.get(timeout=self._limits.tick_s)
+            received = self._received.get(timeout=self._limits.tick_s)
         except Empty:
             raise TimeoutError("no message has come") from None
-        if isinstance(told, Exception):
-            raise told
-        return told
+        if isinstance(received, Exception):
+            raise received
+        return received
 
-    def _read(self, process: WorkerProcess | KeptWorker, told: SimpleQueue[Message | Exception | None]) -> None:
+    def _read(self, process: WorkerProcess | KeptWorker, received: SimpleQueue[Message | Exception | None]) -> None:
         """Receive messages on the loop: completions are handled there, other messages and the end go to the thread."""
         message: Message | Exception | None
         while True:
@@ -339,14 +339,14 @@ class WorkerSupervisor:
                 message = error
             if self._is_taken(message):
                 continue
-            told.put(message)
+            received.put(message)
             if not isinstance(message, SessionsPrepared):
                 assert self._readers is not None
                 self._readers.remove(process.channel.fileno())
                 return
         process.channel.flush()
         if self._limits.memory_bytes is not None and process.resident_bytes() > self._limits.memory_bytes:
-            told.put(TimeoutError())  # like a tick: check now
+            received.put(TimeoutError())  # like a tick: check now
 
     def _take(self, process: WorkerProcess | KeptWorker, receive: Callable[[], Message | None]) -> WorkerLoss | None:
         while True:

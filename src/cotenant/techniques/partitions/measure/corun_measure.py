@@ -89,8 +89,8 @@ def measure_coruns(
     New co-runs are added to valid earlier ones; an interrupted measurement is continued. `on_step` receives seconds.
     Also returns the errors of skipped co-runs.
 
-    Raises ConfigError for a device that is not a CPU, for splits that do not fit it or have one partition only, and
-    without a valid profile.
+    Raises ConfigError for a device that is not a CPU, and for splits that do not fit it or have one partition only.
+    Raises it also without a valid profile.
     """
     cores = cores_alone(settings.device, "co-runs are measured", str(root))
     for split in splits:

@@ -205,7 +205,7 @@ def planned(
     loads = all_loads(request, request.devices, basis.costs)
     found = planner.plan(loads, request.devices, basis.costs, running)
     if isinstance(found, Infeasible):
-        on_step("searching what would mend it")
+        on_step("searching changes that would make it fit")
         return NoPlan(planner.name, found, advisor.remedies(found), basis.notes)
     wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
     if wrong:
