@@ -140,7 +140,7 @@ def test_a_stopped_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
             return work(*given)  # type: ignore[operator]
 
         monkeypatch.setattr(measuring, name, noted)
-    until("stretches")
+    until("segments")
     assert done == ["_timed", "_timed", "_launch_ns", "_launch_ns"]
     measured(root)
     assert done[4:] == ["_rounds", "hand_over_ns"]

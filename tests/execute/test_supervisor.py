@@ -92,6 +92,9 @@ class Script:
         self.say(Started())
         return self.hear()
 
+    def cpu_s(self) -> float:
+        return 0.0
+
     def resident_bytes(self) -> int:
         return self.held
 

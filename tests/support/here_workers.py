@@ -33,6 +33,9 @@ class HereWorker:
         self.worker.serve()
         self._theirs.close()
 
+    def cpu_s(self) -> float:
+        return 0.0
+
     def resident_bytes(self) -> int:
         return 0
 
