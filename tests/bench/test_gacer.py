@@ -311,7 +311,7 @@ def test_a_run_prints_its_tables_and_goes_on_where_it_was_left_off(
     }
     assert made["summary"]["worse_than_streams"] == 0
     printed = capsys.readouterr()
-    assert "Gains by what was drawn" in printed.out
+    assert "Gains by drawn parameter" in printed.out
     again = sets.run(True, DATA, sets=["ALEX:2,BST:4"], worlds=4)
     assert again["rows"] == made["rows"]
     assert "4 of 4 are known from before" in capsys.readouterr().err

@@ -218,12 +218,12 @@ def test_rates_count_rows_and_refused_queries() -> None:
         monitor.close_window(round(at_s * 1e9))
 
     look(Counts(offered=10, in_time=10), 0.0)
-    assert monitor.asked() == {}
+    assert monitor.demand() == {}
     look(Counts(offered=50, in_time=40, refused=10), 2.0)
-    assert monitor.asked() == {"a": 60.0}  # 40 queries of 3 rows in 2 s
+    assert monitor.demand() == {"a": 60.0}  # 40 queries of 3 rows in 2 s
     assert monitor.attainment == {"a": 0.75}
     look(Counts(offered=51, in_time=41, refused=10), 2.5)
-    assert monitor.asked() == {"a": 60.0}  # half a second after a loss says nothing
+    assert monitor.demand() == {"a": 60.0}  # half a second after a loss says nothing
     look(Counts(offered=51, in_time=41, refused=10), 12.5)
     assert monitor.attainment == {"a": 1.0}
 
@@ -237,12 +237,12 @@ def test_a_gateway_that_is_started_anew_goes_on_where_the_old_one_ended(first: i
     monitor.observe(GatewayReport({"a": Counts(offered=100, in_time=98), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
     monitor.observe(GatewayReport({"a": Counts(offered=first, in_time=first)}, {}, (), 1, "new"), {})
     monitor.close_window(10_000_000_000)
-    assert monitor.asked() == {"a": (10 + first) / 10, "b": 0.0}
+    assert monitor.demand() == {"a": (10 + first) / 10, "b": 0.0}
     assert monitor.counts == {"a": Counts(offered=100 + first, in_time=98 + first, failed=2), "b": Counts(4, 4)}
     assert monitor.attainment == {"a": (8 + first) / (10 + first), "b": None}
     monitor.observe(GatewayReport({"a": Counts(offered=first + 10, in_time=first, refused=10)}, {}, (), 1, "new"), {})
     monitor.close_window(20_000_000_000)
-    assert monitor.asked() == {"a": 1.0, "b": 0.0}
+    assert monitor.demand() == {"a": 1.0, "b": 0.0}
     assert monitor.attainment == {"a": 0.0, "b": None}
 
 

@@ -108,7 +108,7 @@ def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], 
 
 def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path) -> None:
     server = Server(root, SETTINGS)
-    server.opener.loader = LoaderHere(limit_s=120.0)  # where the device is faked
+    server.model_loader.loader_process = LoaderHere(limit_s=120.0)  # where the device is faked
     server.start()
     device, *of_loads = gpu.opened
     assert of_loads

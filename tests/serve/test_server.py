@@ -32,7 +32,7 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure import loader
 from cotenant.profiles.device import this_device
 from cotenant.profiles.profile_file import Profile, load_profile, save_profile
-from cotenant.repository import profile_path
+from cotenant.repository import profile_path, quick_profiles_path
 from cotenant.serve.models import served_models as models_module
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, LossCause, Outcome, priority_rank
@@ -607,10 +607,10 @@ def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: P
 def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = loader.open_untried
 
-    def crash(root: Path, found: Any, *more: Any) -> Any:
+    def crash(root: Path, found: Any, *more: Any, **options: Any) -> Any:
         if found.model == "chooser":
             raise MemoryError("a library's own")
-        return real(root, found, *more)
+        return real(root, found, *more, **options)
 
     monkeypatch.setattr(loader, "open_untried", crash)
     server = started(write_good(tmp_path / "models", "two", "chooser"), loader=LoaderHere(1.0))
@@ -653,6 +653,7 @@ def test_a_profile_is_used_when_it_is_of_this_model_and_machine(
 
     def loads() -> list[str]:
         measured.clear()
+        quick_profiles_path(root).unlink(missing_ok=True)
         started(root, loader=LoaderHere(1.0), device=DeviceSection(isolation="thread")).stop()
         return sorted(measured)
 

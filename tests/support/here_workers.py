@@ -11,7 +11,6 @@ import pytest
 
 from cotenant.execute.worker import supervisor, worker
 from cotenant.execute.worker.channel import Channel
-from cotenant.execute.worker.shared_tensors import SharedBuffer
 
 WAIT_S = 20.0
 
@@ -54,15 +53,6 @@ class HereWorker:
 @contextmanager
 def here_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A `ProcessExecutor` that is made inside has its workers here."""
-    buffers: list[SharedBuffer] = []
-
-    def buffer(descriptor: int) -> SharedBuffer:
-        buffers.append(SharedBuffer(descriptor))
-        return buffers[-1]
-
     monkeypatch.setattr(supervisor, "WorkerProcess", HereWorker)
-    monkeypatch.setattr(worker, "SharedBuffer", buffer)
     yield
     HereWorker.made.clear()
-    for each in buffers:  # which end with a worker that is a process
-        each.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench._clockwork import Clockwork
 from cotenant import trace
 from cotenant.core.events import (
     DrainStarted,
@@ -141,6 +142,7 @@ def test_a_trace_with_the_old_names_of_options_is_read_and_replayed(tmp_path: Pa
     old = golden.replace(b'"tail_aware":', b'"cautious":').replace(b'"slack_share":', b'"stretch":')
     assert old.count(b'"stretch":') > 1
     (tmp_path / "old").write_bytes(old)
+    assert policy_class(Clockwork.name) is Clockwork  # its module registers it
     head, records = trace.read(tmp_path / "old")
     assert head == trace.read(GOLDEN / "policy-changed.jsonl")[0]
     lines = [line for _, line in trace.replay(head, records, rebuild_policy)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ import typer
 from cotenant.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from cotenant.config import ServerConfig
     from cotenant.measure.load_spec import LoadReport
@@ -77,11 +77,10 @@ def init(
     root.mkdir(parents=True, exist_ok=True)
     settings = load_server_config(root / SERVER_FILE)
     console = make_console(stderr=True, quiet=as_json)
-    logging.getLogger("cotenant.server").setLevel(logging.ERROR)  # the table has the measurements
     quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
     made: list[Draft] = []
     errors: dict[str, str] = {}
-    with closing(Loader(settings.server.load_limit_s)) as loader, console.status("") as status:
+    with _quiet(), closing(Loader(settings.server.load_limit_s)) as loader, console.status("") as status:
         for at, source in enumerate(sources, 1):
             status.update(f"{source.name} ({at} of {len(sources)}): opening and measuring it")
             try:
@@ -92,7 +91,7 @@ def init(
                 errors[source.name] = str(error)
             else:
                 made.append(draft)
-                if not report.warning:
+                if report.is_measured:
                     quick.add(report.profile)
     if as_json:
         rows = [{"model": each.name, "slo_ms": each.slo_ms, "max_batch": each.max_batch} for each in made]
@@ -101,6 +100,18 @@ def init(
         _print(root, made, errors)
     if errors:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the server's warnings of quick measurements: the table has them."""
+    log = logging.getLogger("cotenant.server")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def measured(root: Path, source: Source, settings: ServerConfig, loader: Loader) -> LoadReport:

@@ -72,6 +72,8 @@ class LoadReport(Struct, frozen=True):
     facts: VersionFacts
     profile: ModelProfile
     warning: str = ""
+    is_measured: bool = False
+    """Whether the profile was measured by this load."""
 
 
 def facts_of(opened: OpenedModel, splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET) -> VersionFacts:

@@ -65,7 +65,7 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
         opened = run_gently(partial(open_untried, root, found, target, is_draft=spec.is_draft))
         with closing(opened.runner):
             facts = facts_of(opened)
-            warning = ""
+            warning, is_measured = "", False
             try:
                 tried = partial(_tell_trial, tell, facts)
                 opened = follow_gains(root, opened, target, spec.shares, tried)
@@ -75,13 +75,14 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))
                 step = partial(_tell_step, tell, facts)
+                is_measured = find_profile(root, opened, spec.shares, spec.known) is None
                 profile = stored_or_measured(root, opened, spec.shares, target, spec.known, step)
             except ModelError as error:
                 warning = f"it cannot be run on sample values: {error.reason}"
-                facts = untried(facts_of(opened), warning)
+                facts, is_measured = untried(facts_of(opened), warning), False
                 profile = assumed_profile(facts, spec.shares)
             splits = opened.splits if profile.splits is UNSET else profile.splits
-            return LoadReport(structs.replace(facts, splits=splits), profile, warning)
+            return LoadReport(structs.replace(facts, splits=splits), profile, warning, is_measured)
 
 
 def _tell_trial(tell: Tell, facts: VersionFacts, what: str) -> None:

@@ -299,16 +299,32 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             yield record if len(known) == len(record.actions) else replace(record, actions=known)
 
 
+_OLD_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "LaunchEnded": {"stolen_ns": "steal_ns", "pieces": "task_times"},
+    "Respond": {"whom": "culprit"},
+}
+"""Old and current names of fields, by event or action. Traces with the old names are read until 0.3."""
+_OLD_CAUSES = {"stolen": "steal_time", "door": "front_end"}
+"""Old and current values of the field `cause`."""
+
+
 def _with_current_names(
     time_ns: int, kind: str, event: dict[str, Any], actions: list[tuple[str, dict[str, Any]]]
 ) -> tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """The parts of a record, with the names that older traces use replaced by those of this version."""
+    """Parts of a record, with the names that earlier versions wrote replaced in place by the current ones."""
     for at, (name, action) in enumerate(actions):
         if name in _RENAMED_KINDS:
             actions[at] = _RENAMED_KINDS[name], action
+    kind = _RENAMED_KINDS.get(kind, kind)
     if kind == "PolicyChanged" and isinstance(options := event.get("policy_options"), dict):
         event["policy_options"] = _current_options(options)
-    return time_ns, _RENAMED_KINDS.get(kind, kind), event, actions
+    for name, fields_of in ((kind, event), *actions):
+        for old, new in _OLD_FIELDS.get(name, {}).items():
+            if old in fields_of:
+                fields_of[new] = fields_of.pop(old)
+        if isinstance(cause := fields_of.get("cause"), str) and cause in _OLD_CAUSES:
+            fields_of["cause"] = _OLD_CAUSES[cause]
+    return time_ns, kind, event, actions
 
 
 def _current_options(options: Mapping[str, Any]) -> dict[str, Any]:

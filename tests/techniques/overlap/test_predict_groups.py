@@ -137,7 +137,7 @@ def test_what_cannot_be_used_is_said(root: Path) -> None:
     profile = profiled(root)
     with pytest.raises(OverlapFileError, match="profile --groups"):
         load_overlap(root, profile)
-    with pytest.raises(ConfigError, match="no model has a profile"):
+    with pytest.raises(ConfigError, match="no model has a valid profile"):
         measure_groups(root, SETTINGS, replace(profile, models={}), GROUPS, fresh=False, on_step=lambda *_: None)
     measure(root, profile)
     fit_groups(root, profile)

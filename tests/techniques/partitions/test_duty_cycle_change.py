@@ -244,8 +244,8 @@ def test_a_trace_with_a_change_replays_and_explains_itself(tmp_path: Path) -> No
     lines = [line for _, line in trace.replay(head, records, rebuild_policy)]
     assert lines == file.getvalue().splitlines()[1:]
     story = explain(trace.read(path)[1], 0)
-    assert story.notes == [(1 * MS, "the plan, or the policy, changed to another 'duty_cycle'")]
-    assert "+1.0 ms: the plan, or the policy, changed to another 'duty_cycle'." in story.sentences()
+    assert story.notes == [(1 * MS, "the plan or the policy changed, to another 'duty_cycle'")]
+    assert "+1.0 ms: the plan or the policy changed, to another 'duty_cycle'." in story.sentences()
     change = list(trace.read(path)[1])[1]
     with pytest.raises(TraceError, match="changes to the policy 'duty_cycle'"):
         trace.decode_event(change.kind, change.event)

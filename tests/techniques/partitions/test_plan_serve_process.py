@@ -181,7 +181,7 @@ def test_a_plan_that_does_not_fit_here_is_one_sentence(root: Path, tmp_path: Pat
     path.write_text(plan_text(planned(root, 2.0, 2.0)).replace("size = 1", "size = 2"))
     for arguments, sentence in (
         (("--plan", str(path), "--cores", "0"), "and there are 1"),
-        (("--plan", str(path), "--device-number", "7"), "number 7 is asked for"),
+        (("--plan", str(path), "--device-number", "7"), "has no device number 7"),
         (("--plan", str(tmp_path / "none.toml")), "none.toml"),
         (("--plan", str(path), "--lanes", "all"), "makes the lanes"),
     ):
