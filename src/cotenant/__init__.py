@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cotenant.api.simulation import simulate
     from cotenant.core.snapshot import Policy
     from cotenant.errors import CotenantError
-    from cotenant.wire.client import HttpClient as Client
+    from cotenant.wire.client import InferenceClient as Client
 
 # As soon as it is imported, onnxruntime keeps a device id and records of use below HOME; it looks here first.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 __all__ = ["Client", "CotenantError", "Policy", "Repository", "Server", "plan", "profile", "simulate"]
 
 _PLACES = {
-    "Client": "wire.client:HttpClient",
+    "Client": "wire.client:InferenceClient",
     "CotenantError": "errors:CotenantError",
     "Policy": "core.snapshot:Policy",
     "Repository": "api.repository:ModelRepository",

@@ -45,7 +45,7 @@ def table(version: int = 1, slo_ns: int = SLO_NS, **shares: float) -> RoutingTab
     )
 
 
-class Reply:
+class InferReply:
     def __init__(self, ending: Ending = Ending(Outcome.ANSWERED), text: str = "") -> None:
         self.ending = ending
         self.text = text
@@ -54,12 +54,12 @@ class Reply:
 class FakeLink:
     """What queries sent to a node meet, in turn; the last one stays."""
 
-    def __init__(self, *script: Exception | Reply) -> None:
+    def __init__(self, *script: Exception | InferReply) -> None:
         self.script = list(script)
         self.sent = 0
         self.closed = asyncio.Event()
 
-    async def send(self) -> Reply:
+    async def send(self) -> InferReply:
         self.sent += 1
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, Exception):
@@ -78,7 +78,7 @@ class Rig:
         self.now_ns = 0
         self.forwarder = Forwarder(lambda node, _: self.links[node], lambda: self.now_ns)
 
-    async def infer(self) -> Reply:
+    async def infer(self) -> InferReply:
         return await self.forwarder.infer("m", lambda link, _: link.send())
 
     @property
@@ -92,7 +92,7 @@ def gone() -> NotRunError:
 
 @in_loop
 async def test_a_query_that_has_not_run_goes_to_another_node() -> None:
-    rig = Rig(a=FakeLink(gone()), b=FakeLink(Reply()))
+    rig = Rig(a=FakeLink(gone()), b=FakeLink(InferReply()))
     rig.forwarder.set_table(table(a=1.0, b=1.0))
     for _ in range(4):
         assert (await rig.infer()).ending.outcome is Outcome.ANSWERED
@@ -108,7 +108,7 @@ async def test_a_query_that_has_not_run_goes_to_another_node() -> None:
 
 @in_loop
 async def test_a_broken_connection_is_tried_once_more_within_the_slo() -> None:
-    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
+    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(InferReply()))
     rig.forwarder.set_table(table(a=9.0, b=1.0))
     assert (await rig.infer()).ending.outcome is Outcome.ANSWERED
     assert rig.counts == Counts(offered=1, in_time=1, retried=1, repeated=1)
@@ -125,10 +125,10 @@ async def test_twice_broken_is_a_failure() -> None:
 
 @in_loop
 async def test_what_broke_after_the_slo_is_not_run_again() -> None:
-    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
+    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(InferReply()))
     rig.forwarder.set_table(table(slo_ns=5, a=9.0, b=1.0))
 
-    async def slow(link: FakeLink, _: int) -> Reply:
+    async def slow(link: FakeLink, _: int) -> InferReply:
         rig.now_ns += 6
         return await link.send()
 
@@ -156,7 +156,7 @@ async def test_without_a_node_a_query_is_rejected_and_an_unknown_model_is_not_fo
 
 @in_loop
 async def test_what_every_node_says_is_passed_on() -> None:
-    said = Reply(Ending(Outcome.FAILED, Cause.UNSERVED), "no such version")
+    said = InferReply(Ending(Outcome.FAILED, Cause.UNSERVED), "no such version")
     rig = Rig(a=FakeLink(NotRunError("404", gone=False, reply=said)))
     rig.forwarder.set_table(table(a=1.0))
     assert await rig.infer() is said
@@ -165,11 +165,11 @@ async def test_what_every_node_says_is_passed_on() -> None:
 
 @in_loop
 async def test_a_withdrawn_query_is_counted_as_that() -> None:
-    rig = Rig(a=FakeLink(Reply()))
+    rig = Rig(a=FakeLink(InferReply()))
     rig.forwarder.set_table(table(a=1.0))
     started = asyncio.Event()
 
-    async def never(link: FakeLink, _: int) -> Reply:
+    async def never(link: FakeLink, _: int) -> InferReply:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -186,11 +186,11 @@ async def test_a_withdrawn_query_is_counted_as_that() -> None:
 
 @in_loop
 async def test_a_node_that_leaves_answers_what_it_has_and_a_lost_one_is_cut() -> None:
-    rig = Rig(a=FakeLink(Reply()), b=FakeLink(Reply()))
+    rig = Rig(a=FakeLink(InferReply()), b=FakeLink(InferReply()))
     rig.forwarder.set_table(table(a=1.0, b=1.0))
     go, started = asyncio.Event(), asyncio.Event()
 
-    async def wait(link: FakeLink, _: int) -> Reply:
+    async def wait(link: FakeLink, _: int) -> InferReply:
         started.set()
         await go.wait()
         return await link.send()

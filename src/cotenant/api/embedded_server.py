@@ -19,7 +19,7 @@ from cotenant.serve.frontend.grpc_server import GrpcServer
 from cotenant.serve.frontend.http_server import HttpServer
 from cotenant.serve.serving import Serving
 from cotenant.wire.api import Array, InferRequest, InferResult, not_answered
-from cotenant.wire.client import Reply
+from cotenant.wire.client import InferReply
 
 
 class EmbeddedServer:
@@ -139,7 +139,7 @@ class EmbeddedServer:
         version: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> Reply:
+    ) -> InferReply:
         """Send one query without a connection, and wait for its outputs.
 
         The query is scheduled like queries of the network, under the SLO of its tenant. `inputs` are arrays of the
@@ -163,7 +163,7 @@ class EmbeddedServer:
         [result] = found
         if result.status is not None:
             raise not_answered(result, ready=server.ready())
-        return Reply({name: np.array(array) for name, array in result.outputs.items()}, result.query, took_s)
+        return InferReply({name: np.array(array) for name, array in result.outputs.items()}, result.query, took_s)
 
     @property
     def _running(self) -> Serving:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cotenant.measure.load_spec import LoadReport
     from cotenant.measure.loader_process import Loader
     from cotenant.profiles.profile_file import Point
-    from cotenant.repository.sources import Source
+    from cotenant.repository.sources import BareModel
 
 _FACTOR = 3.0
 """SLO over the p95 of a full batch: room for one batch that runs, one that waits, and the answer."""
@@ -114,7 +114,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def measured(root: Path, source: Source, settings: ServerConfig, loader: Loader) -> LoadReport:
+def measured(root: Path, source: BareModel, settings: ServerConfig, loader: Loader) -> LoadReport:
     """Open, try and measure a model in a child process. Raises ConfigError, ModelError and VersionLoadError."""
     from cotenant.config import ModelConfig, TenantSection
     from cotenant.errors import ConfigError
@@ -198,7 +198,7 @@ def _wrapped(text: str) -> list[str]:
     return wrap(" ".join(text.split()), 110)
 
 
-def _place(root: Path, source: Source, draft: Draft) -> None:
+def _place(root: Path, source: BareModel, draft: Draft) -> None:
     """Put the model's files and its configuration where the repository has them."""
     from cotenant.files import write_whole
     from cotenant.repository import CONFIG_FILE

@@ -17,7 +17,7 @@ _GENERIC = ("model", "onnx", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BareModel:
     """A model file and the name that the model gets. `is_placed`: it lies at NAME/VERSION/model.SUFFIX already."""
 
     name: str
@@ -25,7 +25,7 @@ class Source:
     is_placed: bool = False
 
 
-def sources_of(path: Path) -> list[Source]:
+def sources_of(path: Path) -> list[BareModel]:
     """The models of a file or a directory, by name: bare files, and directories that lack only their configuration.
 
     A directory may hold bare files, `NAME/VERSION/model.onnx` as Triton has them, and `NAME/onnx/model.onnx` as exports
@@ -41,7 +41,7 @@ def sources_of(path: Path) -> list[Source]:
         raise ConfigError(f"{path}: there is no such file or directory")
     if path.suffix not in formats():
         raise ConfigError(f"{path}: {remedy_of(path) or _expected()}")
-    return [Source(_name(path), path)]
+    return [BareModel(_name(path), path)]
 
 
 def barefiles_of(root: Path) -> list[Path]:
@@ -67,19 +67,19 @@ def check_not_empty(root: Path) -> None:
     raise ConfigError(f"{root}: has no models; {words}")
 
 
-def _of_directory(root: Path) -> Iterator[Source]:
+def _of_directory(root: Path) -> Iterator[BareModel]:
     if versions := list(_placed(root)):
-        yield Source(root.name, versions[-1], is_placed=True)
+        yield BareModel(root.name, versions[-1], is_placed=True)
         return
     for path in barefiles_of(root):
-        yield Source(_name(path), path)
+        yield BareModel(_name(path), path)
     for folder in entries_of(root):
         if not folder.is_dir() or folder.name.startswith(".") or (folder / CONFIG_FILE).exists():
             continue
         if versions := list(_placed(folder)):
-            yield Source(folder.name, versions[-1], is_placed=True)
+            yield BareModel(folder.name, versions[-1], is_placed=True)
         elif len(inside := barefiles_of(folder) or barefiles_of(folder / "onnx")) == 1:
-            yield Source(folder.name, inside[0])
+            yield BareModel(folder.name, inside[0])
 
 
 def _placed(folder: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from cotenant.wire.oip import QUERY_KEY
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class InferReply:
     """The response to one inference. `query` is its number for `cotenant explain`, 0 where the server gave none.
 
     `took_s` runs from the first byte of the request to the last byte of the response.
@@ -28,12 +28,12 @@ class Reply:
     took_s: float
 
 
-class HttpClient:
+class InferenceClient:
     """A client of the server at `url`, such as `http://127.0.0.1:8000`. It keeps one connection open between requests.
 
     A client serves one thread at a time. `with` closes the connection at the end, and so does `close`.
 
-    >>> with HttpClient("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+    >>> with InferenceClient("http://127.0.0.1:8000") as client:  # doctest: +SKIP
     ...     reply = client.infer("resnet", {"image": image})
     ...     print(reply.outputs["scores"].argmax(), reply.took_s, reply.query)
     """
@@ -57,7 +57,7 @@ class HttpClient:
         """Close the connection. The next request opens another one."""
         self._connection.close()
 
-    def infer(self, model: str, inputs: Mapping[str, Array]) -> Reply:
+    def infer(self, model: str, inputs: Mapping[str, Array]) -> InferReply:
         """Send one query and wait for its outputs.
 
         Raises ClientError with the server's own sentence when it does not answer with outputs.
@@ -70,7 +70,7 @@ class HttpClient:
         if status != 200:
             known = f" (query {number})" if number else ""
             raise ClientError(f"model {model!r}: {_sentence(payload)}{known}")
-        return Reply(http_outputs(payload), int(number) if number.isdigit() else 0, took_s)
+        return InferReply(http_outputs(payload), int(number) if number.isdigit() else 0, took_s)
 
     def metadata(self, model: str) -> dict[str, Any]:
         """The metadata of a model: `inputs` and `outputs` with `name`, `datatype` and `shape`. Raises ClientError."""
@@ -120,15 +120,15 @@ def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: 
     return infer(url, model, inputs, timeout_s=timeout_s).outputs
 
 
-def infer(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> Reply:
+def infer(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> InferReply:
     """As `infer_once`, with the number of the query and its latency as the client sees it."""
-    with HttpClient(url, timeout_s=timeout_s) as client:
+    with InferenceClient(url, timeout_s=timeout_s) as client:
         return client.infer(model, inputs)
 
 
 def model_metadata(url: str, model: str, *, timeout_s: float = 30.0) -> dict[str, Any]:
-    """As `HttpClient.metadata`, over a connection of its own. Raises ClientError."""
-    with HttpClient(url, timeout_s=timeout_s) as client:
+    """As `InferenceClient.metadata`, over a connection of its own. Raises ClientError."""
+    with InferenceClient(url, timeout_s=timeout_s) as client:
         return client.metadata(model)
 
 
