@@ -281,7 +281,7 @@ def test_kserve_reaches_the_models_of_a_repository_by_their_names(tmp_path: Path
     write_good(places["/mnt/models"], "two", "add_sub")
     with running(container_of(kserve("kserve/inference-service.yaml")), places) as pod:
         assert pod.ready["models"] == {"two": "READY", "add_sub": "READY"}
-        assert "has no profile" in pod.log.read_text(encoding="utf-8")  # none was mounted
+        assert "has no valid profile" in pod.log.read_text(encoding="utf-8")  # none was mounted
         rows = {"a": np.full((2, 4), 5, np.int32), "b": np.full((2, 4), 3, np.int32)}
         assert infer_once(pod.url, "add_sub", rows)["difference"].tolist() == [[2] * 4] * 2
         assert infer_once(pod.url, "two", X)["y"].shape == (1, 8)
