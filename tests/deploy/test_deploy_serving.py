@@ -261,7 +261,7 @@ def test_the_deployment_serves_what_the_job_has_measured(tmp_path: Path) -> None
     assert json.loads(measured.stdout)["errors"] == {}
     with running(container_of(deployment), places) as pod:
         assert pod.ready["models"] == {"two": "READY"}
-        assert "has no profile" not in pod.log.read_text(encoding="utf-8")
+        assert "has no valid profile" not in pod.log.read_text(encoding="utf-8")
         assert infer_once(pod.url, "two", X)["y"].shape == (1, 8)
         annotations = deployment["spec"]["template"]["metadata"]["annotations"]
         with urllib.request.urlopen(f"{pod.admin_url}{annotations['prometheus.io/path']}", timeout=WAIT_S) as answer:

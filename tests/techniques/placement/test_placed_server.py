@@ -164,7 +164,7 @@ def test_a_profile_is_measured_through_it_and_serves(root: Path, caplog: pytest.
     with serving(root, "thread") as server:
         ask(server)
         assert launches(server) == (1, 1)
-    assert "has no profile" not in caplog.text
+    assert "has no valid profile" not in caplog.text
 
 
 def test_without_a_placement_that_holds_it_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
