@@ -26,6 +26,7 @@ _OPTIONAL = (
 )
 """Package, what it is for, and how to get it."""
 
+_VERSIONS = ("cotenant", "Python", "onnxruntime", "numpy", "grpcio")
 _STYLES = {"ok": "green", "warn": "red", "note": "yellow"}
 
 
@@ -133,22 +134,20 @@ def _power(root: Path) -> Iterator[Finding]:
 def _limits() -> Iterator[Finding]:
     import resource
 
-    for what, kind, least in (("open files", resource.RLIMIT_NOFILE, _LEAST_FILES),):
-        soft, hard = resource.getrlimit(kind)
-        is_low = 0 <= soft < least
-        detail = f"{'no limit' if soft < 0 else soft} (at most {'no limit' if hard < 0 else hard})"
-        yield Finding(what, "warn" if is_low else "ok", detail, f"ulimit -n {least}" if is_low else "")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_low = 0 <= soft < _LEAST_FILES
+    detail = f"{'no limit' if soft < 0 else soft} (at most {'no limit' if hard < 0 else hard})"
+    yield Finding("open files", "warn" if is_low else "ok", detail, f"ulimit -n {_LEAST_FILES}" if is_low else "")
 
 
 def _versions() -> Iterator[Finding]:
     import importlib.util
-    import platform
-    from importlib import metadata
 
-    from cotenant import __version__
+    from cotenant.report.machine import machine_facts
 
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("onnxruntime", "numpy", "grpcio"))
-    yield Finding("versions", "ok", f"cotenant {__version__}, Python {platform.python_version()}, {packages}")
+    facts = machine_facts()
+    found = ", ".join(f"{name} {facts[name]}" for name in _VERSIONS if name in facts)
+    yield Finding("versions", "ok", found)
     for package, what, install in _OPTIONAL:
         is_there = importlib.util.find_spec(package) is not None
         yield Finding(

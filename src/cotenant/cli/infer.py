@@ -40,12 +40,12 @@ def infer(
     """Send one query to a running server: outputs with labels, latency, and how to explain the query."""
     import numpy as np
 
-    from cotenant.wire.client import infer as send
-    from cotenant.wire.client import model_metadata
+    from cotenant.wire.client import InferenceClient
 
-    metadata = model_metadata(http, model)
-    inputs, invented = inputs_of(metadata["inputs"], values or [], _declared(repository / model))
-    reply = send(http, model, inputs)
+    with InferenceClient(http) as client:
+        specs = client.metadata(model)["inputs"]
+        inputs, invented = inputs_of(specs, values or [], _declared(repository / model))
+        reply = client.infer(model, inputs)
     if as_json:
         outputs = {
             name: {"shape": list(array.shape), "dtype": str(array.dtype), "values": _plain(array)}

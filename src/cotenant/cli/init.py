@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
+from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def init(
 
     root = repository or (paths[0] if len(paths) == 1 and paths[0].is_dir() else _DEFAULT)
     sources = [source for path in paths for source in sources_of(path)]
-    if twice := {each.name for each in sources if sum(other.name == each.name for other in sources) > 1}:
+    if twice := [name for name, count in Counter(each.name for each in sources).items() if count > 1]:
         raise ConfigError(f"several files would become the model {min(twice)!r}; rename one of them")
     root.mkdir(parents=True, exist_ok=True)
     settings = load_server_config(root / SERVER_FILE)
@@ -168,8 +168,10 @@ def next_slo_ms(least_ms: float) -> int:
 
 def config_text(draft: Draft, file: str) -> str:
     """The `config.toml` of a model, with comments that give the reason of each value."""
+    from cotenant.files import toml_text
+
     lines = [
-        f"# Written by 'cotenant init' for {file}. All keys: docs/configuration.md",
+        f"# Written by 'cotenant init' for {file!r}. All keys: docs/configuration.md",
         "",
         "[tenant]",
         "# Latency target of every query in ms, from the first byte of its request to its response.",
@@ -187,7 +189,7 @@ def config_text(draft: Draft, file: str) -> str:
             "# The input shape at which the model is measured; requests may have others.",
             "# Found by trial: set the shape that your clients send.",
             "[[model.shapes]]",
-            *(f"{json.dumps(name)} = {list(dims)}" for name, dims in shape.items()),
+            toml_text(shape).rstrip(),
         ]
     return "\n".join(lines) + "\n"
 

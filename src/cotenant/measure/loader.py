@@ -75,8 +75,9 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))
                 step = partial(_tell_step, tell, facts)
-                is_measured = find_profile(root, opened, spec.shares, spec.known) is None
-                profile = stored_or_measured(root, opened, spec.shares, target, spec.known, step)
+                known = find_profile(root, opened, spec.shares, spec.known)
+                is_measured = known is None
+                profile = known or measured_quickly(root, opened, spec.shares, target, step)
             except ModelError as error:
                 warning = f"it cannot be run on sample values: {error.reason}"
                 facts, is_measured = untried(facts_of(opened), warning), False
@@ -116,21 +117,24 @@ def find_profile(
 
 
 def stored_or_measured(
+    root: Path, opened: OpenedModel, partitions: Sequence[Share], target: TargetDevice
+) -> ModelProfile:
+    """The profile of `find_profile`, else of `measured_quickly`."""
+    return find_profile(root, opened, partitions) or measured_quickly(root, opened, partitions, target)
+
+
+def measured_quickly(
     root: Path,
     opened: OpenedModel,
     partitions: Sequence[Share],
     target: TargetDevice,
-    measured: Sequence[ModelProfile] = (),
     step: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
-    """The profile of `find_profile`; without one the model is measured quickly, with a warning.
+    """Measure a model without a profile of `find_profile`, quickly and with a warning.
 
     A profile belongs to a file and its configuration, under any name and version. Raises ModelError when the model
     cannot run on sample values.
     """
-    known = find_profile(root, opened, partitions, measured)
-    if known is not None:
-        return known
     _log.warning(
         "model %r has no valid profile here and is measured quickly: %s",
         opened.found.model,

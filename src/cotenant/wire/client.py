@@ -117,19 +117,8 @@ def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: 
 
     Raises ClientError with the server's message if the response has no outputs.
     """
-    return infer(url, model, inputs, timeout_s=timeout_s).outputs
-
-
-def infer(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> InferReply:
-    """As `infer_once`, with the number of the query and its latency as the client sees it."""
     with InferenceClient(url, timeout_s=timeout_s) as client:
-        return client.infer(model, inputs)
-
-
-def model_metadata(url: str, model: str, *, timeout_s: float = 30.0) -> dict[str, Any]:
-    """As `InferenceClient.metadata`, over a connection of its own. Raises ClientError."""
-    with InferenceClient(url, timeout_s=timeout_s) as client:
-        return client.metadata(model)
+        return client.infer(model, inputs).outputs
 
 
 def _sentence(payload: bytes) -> str:
