@@ -210,7 +210,7 @@ def test_a_client_that_reads_slowly_gets_all_and_holds_no_other_up(backend: Coun
                 client.flush()
                 assert client.pump(lambda: any(client.unacknowledged.values()) or streams[-1] in client.closed)
             assert {client.status(each) for each in streams} == {0}
-            assert {len(client.data[each]) for each in streams[:-1]} == {len(client.data[streams[0]])}
+            assert all(len(client.data[each]) > 800_000 for each in streams[:-1])
             assert len(client.data[streams[-1]]) > 20 * 800_000
     finally:
         server.stop(0.1)
