@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.predict.online import Calibration
+from cotenant.predict.online import ALL_SHAPES, Calibration
+from cotenant.predict.scales import farthest_scale, scale_of, typical_scale
 
 MS = 1_000_000
 
@@ -41,8 +42,9 @@ def test_factors_follow_and_settle(ratio: float) -> None:
 
 def test_what_one_launch_says_is_bounded_and_not_what_all_of_them_say() -> None:
     calibration = Calibration()
-    feed(calibration, 1e6, calibration.warm_up)
-    assert calibration.factor("a") == pytest.approx(calibration.largest)
+    feed(calibration, 1e6, calibration.warm_up - 1)
+    feed(calibration, 1.0, 1)
+    assert calibration.factor("a") <= calibration.largest
     settled = Calibration()
     feed(settled, 25.0, 200)
     assert settled.factor("a") == pytest.approx(25.0, rel=2 * settled.tolerance)
@@ -74,9 +76,9 @@ def test_a_launch_that_was_believed_with_another_factor_is_compared_with_that_on
     """Several lanes: the factor changes while a launch runs. It must not be taken for twice as slow again."""
     calibration = Calibration()
     feed(calibration, 2.0, 20)
-    before = dict(calibration._logs)
+    before = calibration._known["a"][ALL_SHAPES].log
     calibration.observe("a", 10 * MS, 20 * MS, 1.0)  # predicted before the factor became 2
-    assert calibration._logs == pytest.approx(before)
+    assert calibration._known["a"][ALL_SHAPES].log == pytest.approx(before)
 
 
 def test_refusals_relax_what_is_too_large_alone() -> None:
@@ -95,3 +97,55 @@ def test_refusals_relax_what_is_too_large_alone() -> None:
     assert steps[0] == pytest.approx(factor**calibration.relaxation, rel=0.1)
     assert steps[-1] == pytest.approx(1.0, abs=0.01)
     assert min(steps) >= 1.0
+
+
+@pytest.mark.parametrize("ratio", [25_000.0, 25.0, 3.0, 0.3, 0.04, 1 / 25_000])
+@pytest.mark.parametrize("before", [0, 100])
+def test_a_wrong_profile_is_corrected_after_eight_launches_however_wrong_it_is(ratio: float, before: int) -> None:
+    calibration = Calibration()
+    feed(calibration, 1.0, before)
+    feed(calibration, ratio, 8, base_ns=10**12)
+    assert calibration.factor("a") == pytest.approx(ratio, rel=0.1)
+    assert feed(calibration, ratio, 100, base_ns=10**12) <= 1
+
+
+def test_stalls_now_and_then_are_no_shift() -> None:
+    calibration = Calibration()
+    for _ in range(20):
+        feed(calibration, 1.0, 7)
+        feed(calibration, 1000.0, 1)
+    assert calibration.factor("a") < calibration.largest ** (1 / 4)
+
+
+def test_shapes_are_apart_and_a_slow_one_does_not_change_those_that_were_not_observed() -> None:
+    calibration = Calibration()
+    for _ in range(20):
+        for shape, ratio in ((0, 8.0), (1, 1.25)):
+            believed = 10 * MS * calibration.factor("a", shape)
+            calibration.observe("a", round(believed), round(10 * MS * ratio), shape=shape)
+    assert calibration.factor("a", 0) == pytest.approx(8.0, rel=0.06)
+    assert calibration.factor("a", 1) == pytest.approx(1.25, rel=0.06)
+    assert calibration.factor("a", 2) == calibration.factor("a", 1)  # the median of 1, 1.25 and 8
+    assert calibration.factor("b", 0) == 1.0
+    scales = calibration.relax("a")
+    assert scales is not None
+    assert farthest_scale(scales["a"]) < 6
+
+
+@pytest.mark.parametrize(
+    ("by_shape", "typical", "farthest"),
+    [
+        ({0: 8.0}, 1.0, 8.0),
+        ({0: 0.1}, 1.0, 0.1),
+        ({0: 8.0, 1: 6.0}, 6.0, 8.0),
+        ({0: 0.5, 1: 6.0}, 1.0, 6.0),
+        ({0: 0.5, 1: 0.25, 2: 0.2}, 0.5, 0.2),
+    ],
+)
+def test_where_no_shape_is_named_the_median_with_one_holds(
+    by_shape: dict[int, float], typical: float, farthest: float
+) -> None:
+    assert (typical_scale(by_shape), farthest_scale(by_shape)) == (typical, farthest)
+    assert scale_of({"a": by_shape}, "a", 99) == typical
+    assert scale_of({"a": by_shape}, "a", 0) == by_shape[0]
+    assert typical_scale(3.0) == farthest_scale(3.0) == scale_of({"a": 3.0}, "a", 5) == 3.0

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from cotenant.core.predictor import Group
 from cotenant.predict.latency import LatencyModel
+from cotenant.predict.scales import Scales
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
 
@@ -52,7 +53,7 @@ class GroupedPredictor(TablePredictor):
     def __init__(
         self,
         tables: Mapping[str, LatencyTable],
-        scales: Mapping[str, float] | None = None,
+        scales: Scales | None = None,
         fitted: FittedGroups | None = None,
         factor: float = 1.0,
         models: Mapping[str, LatencyModel] | None = None,
@@ -109,13 +110,11 @@ class GroupedPredictor(TablePredictor):
                 self.group_ns(chunk)
                 yield len(chunk)
 
-    def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
+    def scaled(self, scales: Scales) -> GroupedPredictor:
         """The same predictor with other factors of single launches."""
         return self.with_beliefs(self.tables, scales, self.factor)
 
-    def with_beliefs(
-        self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float], factor: float
-    ) -> GroupedPredictor:
+    def with_beliefs(self, tables: Mapping[str, LatencyTable], scales: Scales, factor: float) -> GroupedPredictor:
         """The same fit of groups with another factor, and other tables and factors of single launches.
 
         Shares the memory of groups: a server corrects factors continuously.

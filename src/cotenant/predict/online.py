@@ -8,23 +8,25 @@ is always finite.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import exp, log
+from statistics import median_low
 from typing import Self
 
-from cotenant.core.actions import Action, Expand, Launch, Respond, group_of
+from cotenant.core.actions import Action, Expand, Launch, group_of
 from cotenant.core.admission import most_cores
-from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
+from cotenant.core.events import Event, LaunchEnded, PredictorChanged
 from cotenant.core.snapshot import Policy
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
+from cotenant.predict.scales import Scales, scale_of
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
-from cotenant.types import Outcome, Query, StageQuery
 from cotenant.work import Work
 
 _UNIT_NS = 1_000_000
@@ -33,18 +35,34 @@ _BOTH_WAYS = 2
 """Factor on the delay of a response: the delay before a query is read is not observed, and assumed to be equal."""
 _PRESSURE_STEP = 0.1
 """Change of memory pressure that makes a new predictor; levels differ by about 0.25."""
+ALL_SHAPES = -1
+"""Shape of the launches of a tenant whose model has one shape."""
+_RECENT = 8
+"""Number of launches that can show a shift of a tenant's latencies."""
 _WEIGHT = 0.05
 """Weight of a launch in the moving average of a tenant's predicted latencies."""
 
 
 @dataclass(slots=True)
+class _Observed:
+    """Observed over profiled latency of a tenant's launches at one shape, as logarithms; `factor` is in use."""
+
+    log: float = 0.0
+    count: int = 0
+    factor: float = 1.0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+
+@dataclass(slots=True)
 class Calibration:
-    """Factor of each tenant's latencies: the exponentially weighted mean of log(observed / predicted).
+    """Factors of latencies by tenant and shape: the exponentially weighted mean of log(observed / profiled).
 
     - `weight`: weight of a new observation. The first ones have 1 / count; `warm_up` of them make a factor.
     - `tolerance`: relative change of a factor that makes a new predictor.
-    - `relaxation`: multiplies the logarithm of a factor after a refusal.
-    - `smallest`, `largest`: bounds of observed / predicted.
+    - `relaxation`: multiplies the logarithms of a tenant's factors after a refusal.
+    - `smallest`, `largest`: bounds of observed / predicted, so that one stalled launch changes little.
+    - `shift`: when the last _RECENT launches all differ from the mean to the same side by more than this factor, the
+      mean becomes their median, without bounds. A wrong profile is corrected after so few launches however wrong it is.
 
     The factor includes interference, front ends, clock rates and the overhead of launches.
     """
@@ -55,55 +73,70 @@ class Calibration:
     largest: float = 8.0
     warm_up: int = 8
     relaxation: float = 0.8
-    _logs: dict[str, float] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=dict)
-    _used: dict[str, float] = field(default_factory=dict)
+    shift: float = 1.5
+    _known: dict[str, dict[int, _Observed]] = field(default_factory=dict)
+    _scales: dict[str, float | dict[int, float]] = field(default_factory=dict)
 
     def observe(
-        self, tenant: str, believed_ns: int, observed_ns: int, factor: float | None = None
-    ) -> dict[str, float] | None:
-        """Count one launch; returns the factors of all tenants if they changed by more than `tolerance`, else None.
+        self, tenant: str, believed_ns: int, observed_ns: int, factor: float | None = None, shape: int = ALL_SHAPES
+    ) -> Scales | None:
+        """Count one launch; returns the factors of all tenants if one changed by more than `tolerance`, else None.
 
         `believed_ns` was predicted with `factor`, by default the one in use now; the factor is divided out first.
+        A tenant's launches have either all the shape ALL_SHAPES, or each its own.
         """
-        used = self.factor(tenant)
-        ratio = min(max(max(observed_ns, 1) / max(believed_ns, 1), self.smallest), self.largest)
-        sample = log(ratio * (used if factor is None else factor))
-        count = self._counts.get(tenant, 0) + 1
-        self._counts[tenant] = count
-        before = self._logs.get(tenant, 0.0)
-        step = max(self.weight, 1.0 / count)
-        now = before + step * (sample - before)
-        self._logs[tenant] = now
-        if count < self.warm_up or abs(exp(now) / used - 1.0) <= self.tolerance:
+        seen = self._known.setdefault(tenant, {}).setdefault(shape, _Observed())
+        used = self.factor(tenant, shape) if factor is None else factor
+        ratio = max(observed_ns, 1) / max(believed_ns, 1)
+        seen.count += 1
+        sample = log(min(max(ratio, self.smallest), self.largest) * used)
+        seen.log += max(self.weight, 1.0 / seen.count) * (sample - seen.log)
+        seen.recent.append(log(ratio * used))
+        if len(seen.recent) == _RECENT and self._has_shifted(seen):
+            seen.log = median_low(seen.recent)
+        if seen.count < self.warm_up or abs(exp(seen.log) / seen.factor - 1.0) <= self.tolerance:
             return None
-        self._used = {name: exp(value) for name, value in self._logs.items() if self._counts[name] >= self.warm_up}
-        return dict(self._used)
+        for each in (each for shapes in self._known.values() for each in shapes.values()):
+            if each.count >= self.warm_up:
+                each.factor = exp(each.log)
+        return self._renewed(self._known)
 
-    def relax(self, tenant: str) -> dict[str, float] | None:
-        """Reduce a tenant's factor after a query was refused as too slow. Returns factors as `observe` does.
+    def relax(self, tenant: str) -> Scales | None:
+        """Reduce a tenant's factors after a query was refused as too slow. Returns factors as `observe` does.
 
         While all queries are refused, no launch can correct a factor that is too large.
         """
-        if self._logs.get(tenant, 0.0) <= 0.0:
-            return None
-        self._logs[tenant] *= self.relaxation
-        self._used[tenant] = exp(self._logs[tenant])
-        return dict(self._used)
+        slower = [each for each in self._known.get(tenant, {}).values() if each.log > 0.0]
+        for each in slower:
+            each.log *= self.relaxation
+            each.factor = exp(each.log)
+        return self._renewed((tenant,)) if slower else None
 
     def forget(self, tenant: str) -> None:
         """Remove the observations of a tenant that was replaced."""
-        for known in (self._logs, self._counts, self._used):
-            known.pop(tenant, None)
+        self._known.pop(tenant, None)
+        self._scales.pop(tenant, None)
 
-    def factor(self, tenant: str) -> float:
-        """The factor in use for a tenant."""
-        return self._used.get(tenant, 1.0)
+    def factor(self, tenant: str, shape: int = ALL_SHAPES) -> float:
+        """The factor in use for a tenant's launches of a shape."""
+        return scale_of(self._scales, tenant, shape)
 
     @property
-    def scales(self) -> dict[str, float]:
+    def scales(self) -> Scales:
         """The factors in use."""
-        return dict(self._used)
+        return dict(self._scales)
+
+    def _has_shifted(self, seen: _Observed) -> bool:
+        least = log(self.shift)
+        return min(seen.recent) > seen.log + least or max(seen.recent) < seen.log - least
+
+    def _renewed(self, tenants: Iterable[str]) -> Scales:
+        """The factors in use, after those of these tenants changed."""
+        for tenant in tenants:
+            used = {shape: each.factor for shape, each in self._known[tenant].items() if each.factor != 1.0}
+            if used:
+                self._scales[tenant] = used.get(ALL_SHAPES, used)
+        return self.scales
 
 
 @dataclass(slots=True)
@@ -209,6 +242,7 @@ class _Expected:
     started_ns: int
     factor: float
     tenant: str = ""
+    shape: int = ALL_SHAPES
     left: int = 1
     has_failed: bool = False
 
@@ -240,6 +274,7 @@ class OnlineModel:
         self._adapt = adapt
         self._upper_estimate = UpperEstimate(quantile) if tail_aware else None
         self._tables: dict[str, LatencyTable] = {}
+        self._several_shapes: set[str] = set()
         self._calibration = Calibration()
         self._promise = AdaptiveConformal(level=quantile)
         self._launched: dict[int, _Expected] = {}
@@ -257,6 +292,9 @@ class OnlineModel:
         self._calibration.forget(tenant)
         self._launched = {launch: known for launch, known in self._launched.items() if known.tenant != tenant}
         self._tables[tenant] = table
+        self._several_shapes.discard(tenant)
+        if len({row.shape for row in table.rows}) > 1:
+            self._several_shapes.add(tenant)
         scales, beside = self._calibration.scales, self.predictor.beside
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
@@ -280,7 +318,7 @@ class OnlineModel:
     def doubt(self, tenants: Iterable[str]) -> PredictorChanged | None:
         """Reduce the factors of tenants after a query was refused because they are too slow together."""
         before = self.predictor
-        scales: dict[str, float] | None = None
+        scales: Scales | None = None
         for tenant in tenants if self._adapt else ():
             scales = self._calibration.relax(tenant) or scales
         self._use(scales)
@@ -316,8 +354,6 @@ class OnlineModel:
                 self._launched.pop(action.launch, None)
         if isinstance(event, LaunchEnded):
             self._ended(event.launch, time_ns, event.error is not None)
-        elif isinstance(event, QueryArrived) and actions and self._is_doubtful(event.query, actions):
-            self._use(self._calibration.relax(event.query.tenant))
         return None if self.predictor is before else PredictorChanged(self.predictor)
 
     def _started(self, started: Sequence[Launch], time_ns: int) -> None:
@@ -333,13 +369,15 @@ class OnlineModel:
             if isinstance(predictor, GroupedPredictor):
                 alone = predictor.latency_ns(launch.work, launch.share.size)
             tenant = launch.work.tenant
-            self._launched[launch.id] = _Expected(alone, time_ns, self._calibration.factor(tenant), tenant)
+            shape = launch.work.shape if tenant in self._several_shapes else ALL_SHAPES
+            factor = self._calibration.factor(tenant, shape)
+            self._launched[launch.id] = _Expected(alone, time_ns, factor, tenant, shape)
 
     def _ended(self, launch: int, time_ns: int, has_failed: bool) -> None:
         alone = self._launched.pop(launch, None)
         if alone is not None and not has_failed:
             observed = time_ns - alone.started_ns
-            self._use(self._calibration.observe(alone.tenant, alone.predicted_ns, observed, alone.factor))
+            self._use(self._calibration.observe(alone.tenant, alone.predicted_ns, observed, alone.factor, alone.shape))
             if self._upper_estimate is not None:
                 self._upper_estimate.launched(alone.tenant, alone.predicted_ns, observed)
                 if (margin := self._upper_estimate.margin()) is not self.predictor.margin:
@@ -355,15 +393,6 @@ class OnlineModel:
         if factor is not None:
             self.predictor = self.predictor.with_beliefs(self._tables, self._calibration.scales, factor)
 
-    def _use(self, scales: dict[str, float] | None) -> None:
+    def _use(self, scales: Scales | None) -> None:
         if scales is not None:
             self.predictor = self.predictor.scaled(scales)
-
-    def _is_doubtful(self, query: Query, actions: Sequence[Action]) -> bool:
-        """Whether the query was refused because its model is predicted to be too slow; for stages see `doubt`."""
-        return (
-            any(isinstance(action, Respond) and action.outcome is Outcome.REJECTED for action in actions)
-            and query.tenant in self._tables
-            and not isinstance(query, StageQuery)
-            and self.alone_ns(query.tenant, query.shape, query.items) > query.deadline_ns - query.arrival_ns
-        )

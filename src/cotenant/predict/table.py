@@ -10,6 +10,7 @@ from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.latency import PARTS, LatencyModel
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
+from cotenant.predict.scales import Scales, scale_of
 from cotenant.profiles.latency_table import LatencyTable
 from cotenant.profiles.version_table import VersionTable
 from cotenant.work import CPU, Work
@@ -25,13 +26,13 @@ class TablePredictor:
     - Whole models: by the LatencyModel of the table; `models` may have models made of the same tables before.
     - Groups: the slowest member. Launches on disjoint cores are assumed not to interfere.
     - Models with several versions of units: by the version table, at pressure 0.
-    - `scales` multiplies the latencies of a tenant, for online calibration; `margin` makes upper estimates.
+    - `scales` multiplies latencies of tenants or shapes, by online calibration; `margin` makes upper estimates.
     """
 
     def __init__(
         self,
         tables: Mapping[str, LatencyTable],
-        scales: Mapping[str, float] | None = None,
+        scales: Scales | None = None,
         models: Mapping[str, LatencyModel] | None = None,
     ) -> None:
         self.tables = dict(tables)
@@ -110,7 +111,7 @@ class TablePredictor:
             made = table.versions.spans()
             model = self.models[tenant]
             rows = model.latency_ns(shape, items, 1) / model.latency_ns(0, 1, 1)
-            factor = rows * self.scales.get(tenant, 1.0)
+            factor = rows * scale_of(self.scales, tenant, shape)
             if factor == rows == 1.0:
                 return made
             moved = tuple([round(moved * rows) for moved in made.moved])
@@ -131,7 +132,7 @@ class TablePredictor:
         """Number of units of a tenant's model."""
         return len(self.models[tenant].prefix) - 1
 
-    def scaled(self, scales: Mapping[str, float]) -> TablePredictor:
+    def scaled(self, scales: Scales) -> TablePredictor:
         """The same tables with other factors."""
         return TablePredictor(self.tables, scales, self.models).with_margin(self.margin).with_beside(self.beside)
 
@@ -161,7 +162,7 @@ class TablePredictor:
             version = min(work.version, spans.versions - 1)
             latency = spans.block_ns(start, end, version, 0, min(size, spans.cores)) or 1
         elif start == 0 and end == last:
-            latency = round(model.latency_ns(shape, items, size) * self.scales.get(tenant, 1.0)) or 1
+            latency = round(model.latency_ns(shape, items, size) * scale_of(self.scales, tenant, shape)) or 1
         else:
             whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)
             latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // PARTS or 1

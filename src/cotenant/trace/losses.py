@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from cotenant.core.actions import Action, Launch, Respond
+from cotenant.predict.scales import Scales
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
 from cotenant.trace.lost import Loss, LossAccount
@@ -47,7 +48,7 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
             plain = event["predictor"]
             if not tables.keys() >= plain["tables"].keys():
                 tables |= convert(plain["tables"], dict[str, LatencyTable])
-            account.use_predictor(TablePredictor(tables, plain["scales"]))
+            account.use_predictor(TablePredictor(tables, convert(plain["scales"], Scales, strict=False)))
         known = record.kind in (*_SKIPPED, "PolicyChanged", "PredictorChanged")
         seen = None if known else decode_event(record.kind, event)
         account(

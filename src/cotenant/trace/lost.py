@@ -45,6 +45,7 @@ from cotenant.core.events import (
 )
 from cotenant.core.predictor import Predictor
 from cotenant.errors import CotenantError
+from cotenant.predict.scales import scale_of
 from cotenant.predict.table import TablePredictor
 from cotenant.trace.ledger import Delays, Held, Ledger, LoadTimes, PendingQuery, set_quotas, split_wait
 from cotenant.types import LossCause, Outcome, Query, StageQuery, Tenant
@@ -243,18 +244,22 @@ class LossAccount:
     def _profile_ns(self, tenant: Tenant, shape: int, items: int, size: int) -> float:
         """Latency by the profile, without later corrections; 0 without a profile."""
         try:
-            return self._predictor.latency_ns(tenant.work(shape, items), size) / self._pace(tenant.name)
+            return self._predictor.latency_ns(tenant.work(shape, items), size) / self._pace(tenant.name, shape)
         except CotenantError:
             return 0.0
 
-    def _pace(self, tenant: str) -> float:
+    def _pace(self, tenant: str, shape: int) -> float:
         """Factor by which the predictor corrects the profile of a tenant."""
         predictor = self._predictor
-        return predictor.scales.get(tenant, 1.0) if isinstance(predictor, TablePredictor) else 1.0
+        return scale_of(predictor.scales, tenant, shape) if isinstance(predictor, TablePredictor) else 1.0
 
     def _started(self, launch: Launch, now_ns: int) -> None:
         self._held = None
-        self._running[launch.id] = launch, now_ns, launch.predicted_ns / self._pace(launch.work.tenant)
+        self._running[launch.id] = (
+            launch,
+            now_ns,
+            launch.predicted_ns / self._pace(launch.work.tenant, launch.work.shape),
+        )
         for number in launch.queries:
             if (pending := self._pending.get(number)) is not None and pending.waits_from is not None:
                 pending.started(now_ns, partial(self._held_now, now_ns))

@@ -26,6 +26,7 @@ from cotenant.files import UNREADABLE, decode, open_regular
 from cotenant.policies.registry import RENAMED_OPTIONS
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
+from cotenant.predict.scales import Scales
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
 from cotenant.trace.record_check import EventsMissing, RecordCheck
@@ -60,7 +61,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     machine: dict[str, tuple[int, ...]]
     tenants: tuple[Tenant, ...]
     tables: dict[str, LatencyTable]
-    scales: dict[str, float]
+    scales: Scales
     about: dict[str, str]
     groups: str | None = None
     quantile: float = 0.5
@@ -139,7 +140,7 @@ class _PlainPolicy(msgspec.Struct):
 
 class _PlainPredictor(msgspec.Struct, omit_defaults=True):
     tables: dict[str, LatencyTable]
-    scales: dict[str, float]
+    scales: Scales
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None

@@ -24,6 +24,7 @@ from cotenant.core.events import (
 )
 from cotenant.execute.protocol import Timing
 from cotenant.metrics import is_excluded
+from cotenant.predict.scales import farthest_scale
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.engine.slo_watch import SloChange, SloWatch
 from cotenant.types import ANSWERS, Outcome, Query, StageQuery
@@ -219,10 +220,11 @@ class Counters:
 
     def _believed(self, predictor: TablePredictor) -> None:
         """Store the estimated latency factors, and warn once per tenant if its profile is far off."""
-        for tenant, factor in predictor.scales.items():
+        for tenant, found in predictor.scales.items():
             counted = self.by_tenant.get(tenant)
             if counted is None:
                 continue
+            factor = farthest_scale(found)
             counted.latency_factor = factor
             off_ns = abs(factor - 1) * predictor.tables[tenant].rows[0].latency_ns
             if tenant not in self._inaccurate and not 1 / _FAR <= factor <= _FAR and off_ns > _FAR_NS:
