@@ -9,7 +9,7 @@ is always finite.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import exp, log
@@ -36,7 +36,7 @@ _BOTH_WAYS = 2
 _PRESSURE_STEP = 0.1
 """Change of memory pressure that makes a new predictor; levels differ by about 0.25."""
 ALL_SHAPES = -1
-"""Shape of the launches of a tenant whose model has one shape."""
+"""Stands for the shape of launches where a model has only one."""
 _RECENT = 8
 """Number of launches that can show a shift of a tenant's latencies."""
 _WEIGHT = 0.05
@@ -100,6 +100,15 @@ class Calibration:
             if each.count >= self.warm_up:
                 each.factor = exp(each.log)
         return self._renewed(self._known)
+
+    def begin(self, tenant: str, factors: Mapping[int, float]) -> None:
+        """Begin with factors by shape that were observed before; those of 1 are left out."""
+        found = {shape: factor for shape, factor in factors.items() if factor != 1.0}
+        if found:
+            self._known[tenant] = {
+                shape: _Observed(log(factor), self.warm_up, factor) for shape, factor in found.items()
+            }
+            self._renewed((tenant,))
 
     def relax(self, tenant: str) -> Scales | None:
         """Reduce a tenant's factors after a query was refused as too slow. Returns factors as `observe` does.
@@ -287,9 +296,13 @@ class OnlineModel:
         spec = policy.spec
         return cls(most_cores(spec), grouped=spec.grouped, tail_aware=spec.goes_by_margin)
 
-    def add(self, tenant: str, table: LatencyTable) -> None:
-        """Use this table of a tenant from now on; earlier observations under the name are removed."""
+    def add(self, tenant: str, table: LatencyTable, learnt: float | Mapping[int, float] = 1.0) -> None:
+        """Use this table of a tenant from now on; earlier observations under the name are removed.
+
+        `learnt` is the factor of all shapes or of each, as an earlier model had it in `predictor.scales`.
+        """
         self._calibration.forget(tenant)
+        self._calibration.begin(tenant, learnt if isinstance(learnt, Mapping) else {ALL_SHAPES: learnt})
         self._launched = {launch: known for launch, known in self._launched.items() if known.tenant != tenant}
         self._tables[tenant] = table
         self._several_shapes.discard(tenant)

@@ -32,5 +32,5 @@ def typical_scale(found: float | Mapping[int, float]) -> float:
 
 
 def farthest_scale(found: float | Mapping[int, float]) -> float:
-    """The factor of the shape whose profile is wrong by most."""
+    """The largest deviation from the profile of all shapes."""
     return max(found.values(), key=lambda each: abs(log(each))) if isinstance(found, Mapping) else found

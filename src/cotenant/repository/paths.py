@@ -22,6 +22,11 @@ def quick_profiles_path(root: Path) -> Path:
     return root / STATE_FOLDER / "quick.json"
 
 
+def learnt_factors_path(root: Path) -> Path:
+    """Path of the factors on profiled latencies that a server learnt."""
+    return root / STATE_FOLDER / "latency_factors.json"
+
+
 def trace_path(root: Path) -> Path:
     """Path of the trace of the server of a repository."""
     return root / STATE_FOLDER / "trace.jsonl"

@@ -41,7 +41,14 @@ from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
-from cotenant.repository import UnknownModelError, application_names, is_application, load_order, model_names
+from cotenant.repository import (
+    UnknownModelError,
+    application_names,
+    is_application,
+    learnt_factors_path,
+    load_order,
+    model_names,
+)
 from cotenant.repository.sources import bare_words
 from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
@@ -63,6 +70,7 @@ from cotenant.serve.engine.reorganise import change
 from cotenant.serve.engine.replies import Replies
 from cotenant.serve.engine.slo_watch import log_served, log_slo_change
 from cotenant.serve.metrics_page import MetricsPage
+from cotenant.serve.models.learnt_factors import LearntFactors
 from cotenant.serve.models.model_loader import LoadedVersions, ModelLoader, refused
 from cotenant.serve.models.name_table import NameEntry, NameTable
 from cotenant.serve.models.served_application import ServedApplication
@@ -117,6 +125,7 @@ class Server(Backend):
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_slo_change, self.clock))
         self.beliefs = OnlineModel.under(self.policy)
+        self._learnt = LearntFactors(learnt_factors_path(self.root), self.clock)
         self.losses = LossAccount(self.beliefs.predictor, self.lanes)
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.counters, self.beliefs)
@@ -158,7 +167,7 @@ class Server(Backend):
         shut = Gates(engine, lambda: self.on_gates())
         self.gates = shut.shut
         own: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, self._worker_states)
-        self._driver = Driver(engine, self._executor, self.clock, (*own, shut, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (*own, self._learnt, shut, *extra))
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
         if bare := bare_words(self.root):
@@ -211,6 +220,7 @@ class Server(Backend):
             self._is_ready = False
         self.names.on_change()
         self.model_loader.loader_process.close()
+        self._learnt.save()
         for service in self.services:
             service.close(until_s)
         if self._driver is not None:
@@ -539,7 +549,8 @@ class Server(Backend):
             name = served.tenant.name
             self._executor.add_model(name, served.loaded)
             self.counters.add(name, served.tenant.slo_ns)
-            self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
+            table = served.profile.table(self.settings.predict.quantile)
+            self.beliefs.add(name, table, self._learnt.of(name, table))
             for service in self.services:
                 service.added(served)
         changed = {served.tenant.name for _, served in successors}
