@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from typing_extensions import override
-
 
 class CotenantError(Exception):
     """Base of all errors that are raised deliberately. The text is for the user; errors can cross processes.
@@ -13,7 +11,6 @@ class CotenantError(Exception):
     An error with several arguments is several problems, a sentence each.
     """
 
-    @override
     def __str__(self) -> str:
         return "\n".join(self.problems)
 

@@ -111,7 +111,7 @@ def has_one_row(tensor: Tensor) -> bool:
 
 
 def check_open(model: str, runner: Runner, max_batch: int) -> None:
-    """Raise ConfigError with all inputs and outputs whose first dimension is fixed, so that no batch fits."""
+    """Raise ConfigError with all inputs and outputs that have a fixed first dimension, so that no batch fits."""
     outputs = [tensor for tensor in runner.outputs if not has_one_row(tensor)]
     faults = [
         f"model {model!r}: max_batch is {max_batch}, but the first dimension of {kind} {tensor.name!r} is fixed "

@@ -149,7 +149,7 @@ def profile_costs(path: str | Path, quantile: str) -> ProfileCosts:
 def request_of(tenants: Path, tables: Mapping[str, ProfileCosts]) -> Request:
     """Read a file of tenants; SLOs and stages that it leaves out are those of the repositories.
 
-    Raises PlanError, with all tenants whose models have no profile, and what is wrong with each.
+    Raises PlanError, with all tenants of models without a profile, and what is wrong with each.
     """
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
@@ -157,7 +157,7 @@ def request_of(tenants: Path, tables: Mapping[str, ProfileCosts]) -> Request:
 
 
 def _unmeasured(models: Mapping[str, str], tables: Mapping[str, ProfileCosts]) -> list[str]:
-    """A sentence for each problem of each tenant whose model no profile has. `models` are by tenant."""
+    """A sentence for each problem of each tenant of a model without a profile. `models` are by tenant."""
     measured = sorted({name for table in tables.values() for name in table.latencies})
     lacking = {tenant: model for tenant, model in models.items() if model not in measured}
     if not lacking:
