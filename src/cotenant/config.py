@@ -103,6 +103,12 @@ class ModelConfig(_Section, frozen=True):
     samples: dict[str, SampleSection] = {}
 
 
+NO_CONFIG = ModelConfig(tenant=TenantSection(slo_ms=3_600_000))
+"""Of a model without a readable one, for further checks."""
+_STAND_IN_SLO_MS = 1000
+"""SLO of a model without a valid one, for further checks."""
+
+
 class StageSection(_Section, frozen=True):
     """`[[application.stage]]`: a model of the repository, and the source of each of its inputs.
 
@@ -246,20 +252,39 @@ class ServerConfig(_Section, frozen=True):
     integrity: IntegritySection = IntegritySection()
 
 
-def load_model_config(path: Path) -> ModelConfig:
-    """Read a model's `config.toml`. Raises ConfigError."""
-    table = read_toml(path, ConfigError)
+def load_model_config(path: Path, faults: list[str] | None = None) -> ModelConfig:
+    """Read a model's `config.toml`. Raises ConfigError with all problems.
+
+    With `faults`, the valid keys are returned, and `faults` gets a sentence for each other key; a model without an SLO
+    has `_STAND_IN_SLO_MS` then. ConfigError is raised only for a file that cannot be read.
+    """
+    table, found = read_toml(path, ConfigError), list[str]()
     tenant = table.get("tenant")
     if not isinstance(tenant, dict) or "slo_ms" not in tenant:
-        raise ConfigError(
+        found.append(
             f"{path}: tenant.slo_ms is missing; every tenant needs a latency target: "
             "add a line like 'slo_ms = 100' below [tenant]"
         )
+    if not isinstance(tenant, dict):
+        table["tenant"] = tenant = {}
     samples = table.get("samples")
     if isinstance(samples, dict):
-        for name, entry in samples.items():  # one at a time, so that an error names the input
-            _check_sample(entry, f"samples.{name}", str(path))
-    return convert(table, ModelConfig, str(path), ConfigError)
+        for name, entry in list(samples.items()):  # one at a time, so that an error names the input
+            try:
+                _check_sample(entry, f"samples.{name}", str(path))
+            except ConfigError as error:
+                found += error.problems
+                del samples[name]
+    try:
+        convert(tenant, TenantSection, str(path), ConfigError, "tenant", found)
+    except ConfigError:  # its SLO is missing or was removed: named already
+        tenant["slo_ms"] = _STAND_IN_SLO_MS
+    config = convert(table, ModelConfig, str(path), ConfigError, faults=found)
+    if found and faults is None:
+        raise ConfigError(*found)
+    if faults is not None:
+        faults += found
+    return config
 
 
 def _check_sample(entry: object, key: str, where: str) -> None:

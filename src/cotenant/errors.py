@@ -6,7 +6,18 @@ from typing import Any
 
 
 class CotenantError(Exception):
-    """Base of all errors that are raised deliberately. The text is for the user; errors can cross processes."""
+    """Base of all errors that are raised deliberately. The text is for the user; errors can cross processes.
+
+    An error with several arguments is several problems, a sentence each.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The sentences of the text."""
+        return tuple(map(str, self.args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args, self.__dict__)

@@ -93,18 +93,45 @@ def parse_toml(text: str, where: str, error: type[CotenantError]) -> dict[str, A
         raise error(f"{where}: is not valid TOML: {found}") from None
 
 
-def convert(table: object, into: type[T], where: str, error: type[CotenantError], at: str = "") -> T:
-    """Convert a table to a type; `at` is the key of the table in its file, if any."""
-    try:
-        return msgspec.convert(table, into, strict=True, dec_hook=_read_time)
-    except msgspec.ValidationError as found:
-        sentence, _, place = str(found).partition(" - at `$")
-        place = place.rstrip("`")
-        if sentence.startswith("Invalid ") or "unknown field" in sentence:  # without the expected values
-            allowed = dict.fromkeys(_allowed(inspect.type_info(into), re.findall(r"\w+", place)))
-            sentence += f", expected one of {', '.join(map(str, allowed))}" if allowed else ""
-        key = (at + place).lstrip(".")
-        raise error(f"{where}: {key + ': ' if key else ''}{sentence}") from None
+def convert(
+    table: object,
+    into: type[T],
+    where: str,
+    error: type[CotenantError],
+    at: str = "",
+    faults: list[str] | None = None,
+) -> T:
+    """Convert a table to a type; `at` is the key of the table in its file, if any.
+
+    With `faults`, keys that do not fit are removed from `table`, and `faults` gets a sentence for each; an error is
+    raised where the rest does not fit either.
+    """
+    while True:
+        try:
+            return msgspec.convert(table, into, strict=True, dec_hook=_read_time)
+        except msgspec.ValidationError as found:
+            sentence, _, place = str(found).partition(" - at `$")
+            place = place.rstrip("`")
+            steps = re.findall(r"\w+", place)
+            if unknown := re.search("unknown field `(.*)`", sentence):
+                steps.append(unknown[1])
+            if sentence.startswith("Invalid ") or unknown:  # without the expected values
+                allowed = dict.fromkeys(_allowed(inspect.type_info(into), re.findall(r"\w+", place)))
+                sentence += f", expected one of {', '.join(map(str, allowed))}" if allowed else ""
+            key = (at + place).lstrip(".")
+            sentence = f"{where}: {key + ': ' if key else ''}{sentence}"
+            if faults is None or not _removed(table, steps):
+                raise error(sentence) from None
+            faults.append(sentence)
+
+
+def _removed(table: object, steps: list[str]) -> bool:
+    """Remove the deepest key on a path; False if the table has none. Steps into arrays are not followed."""
+    if not isinstance(table, dict) or not steps or steps[0] not in table:
+        return False
+    if not _removed(table[steps[0]], steps[1:]):
+        del table[steps[0]]
+    return True
 
 
 def _read_time(kind: type, value: object) -> int:
@@ -220,7 +247,7 @@ def open_regular(path: Path, error: type[CotenantError], hint: str = "", most_by
         return file
     file.close()
     if not stat.S_ISREG(facts.st_mode):
-        raise wrong("it is a device, a FIFO or a socket, expected a regular file")
+        raise wrong("it is a directory, a device, a FIFO or a socket, expected a regular file")
     raise wrong(f"it has {facts.st_size} bytes, expected {most_bytes} at most")
 
 

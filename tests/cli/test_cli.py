@@ -140,7 +140,8 @@ def test_profile_as_json(run: Run, tmp_path: Path) -> None:
     assert result["profile"] == json.loads(profile_path(root).read_text(encoding="utf-8"))
     status, out, _ = run("profile", root)
     assert status == 0
-    assert "L(1,1)" in out
+    assert "1x1" in out
+    assert "SLO" in out
     write_model(root, "bad", "", {})
     status, out, _ = run("profile", root, "--json")
     assert status == 1

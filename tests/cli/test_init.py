@@ -178,7 +178,7 @@ def test_values_of_a_command_line(specs: list[Any], values: list[str], expected:
         ([X], "y=7", "the model has no input 'y', it has x"),
         ([X], "x=[1, 2, 3]", "the value has the shape [1, 3], the model takes [-1, 2]"),
         ([X], "x=seven", "'seven' holds no FP32 values"),
-        ([X], "x=@nowhere.npy", "nowhere.npy cannot be read"),
+        ([X], "x=@nowhere.npy", "nowhere.npy: cannot be read"),
         ([X], "x=@nowhere.jpg", "expected one or three channels for a picture"),
     ],
 )

@@ -383,7 +383,7 @@ def test_an_unknown_rank_needs_a_declared_shape(tmp_path: Path) -> None:
     write_model(tmp_path, "m", config(), {1: unranked})
     with (
         loading() as loader,
-        pytest.raises(VersionLoadError, match=r"the shape of input 'x' is open.*\[\[model.shapes\]\]"),
+        pytest.raises(VersionLoadError, match=r"the shape of input 'x' is open.*\n\[\[model.shapes\]\]"),
     ):
         loader.load(spec_of(tmp_path, "m"))
 

@@ -111,7 +111,7 @@ BAD: dict[str, tuple[str, Mapping[Any, Callable[[], onnx.ModelProto] | bytes], t
     "cut_file": (config(), {1: residual_cnn().SerializeToString()[:2000]}, ("model.onnx", "export it again")),
     "empty_file": (config(), {1: b""}, ("holds no ONNX graph",)),
     "no_batch": (config(max_batch=4), {1: fixed}, ("first dimension of input 'x' is fixed", "set max_batch = 1")),
-    "no_shape": (config(), {1: open_shape}, ("the shape of input 'x' is open", "add [[model.shapes]]")),
+    "no_shape": (config(), {1: open_shape}, ("the shape of input 'x' is open", "[[model.shapes]]\nx = [1, 128]")),
     "no_slo": ("[model]\nmax_batch = 1\n", {1: fixed}, ("tenant.slo_ms is missing", "slo_ms = 100")),
     "no_version": (config(), {}, ("has no version", "expected a directory '1'")),
     "outside": (config(), {1: lambda: external("../../secret.bin")}, ("outside the model's directory",)),

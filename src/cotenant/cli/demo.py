@@ -61,7 +61,7 @@ def demo(
     with progress_bar(quiet=as_json) as on_step:
         profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
     print_left_out(console, errors)
-    console.print(profile_table(profile))
+    console.print(profile_table(profile, {}))
     targets_ms = latency_targets_ms(profile)
     build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)
     slos = ", ".join(f"{model} {slo_ms} ms" for model, slo_ms in targets_ms.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,15 +131,15 @@ def _read(name: str, path: Path, datatype: str, shape: Sequence[int]) -> Any:
     import numpy as np
 
     from cotenant.errors import ConfigError
+    from cotenant.files import read_bytes
 
     try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        if path.suffix == ".json":
-            return json.loads(path.read_bytes())
-        if path.suffix.lower() in _PICTURES:
+        if path.suffix.lower() in _PICTURES and datatype != "BYTES":
             return _pixels(name, path, datatype, shape)
-        return path.read_bytes()
+        content = read_bytes(path, ConfigError)
+        if path.suffix == ".npy":
+            return np.load(BytesIO(content), allow_pickle=False)
+        return json.loads(content) if path.suffix == ".json" else content
     except (OSError, ValueError) as error:
         raise ConfigError(f"input {name!r}: {path} cannot be read: {error}") from None
 
@@ -149,8 +150,6 @@ def _pixels(name: str, path: Path, datatype: str, shape: Sequence[int]) -> Any:
 
     from cotenant.errors import ConfigError
 
-    if datatype == "BYTES":
-        return path.read_bytes()
     try:
         from PIL import Image
     except ImportError:

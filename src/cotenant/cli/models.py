@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +11,10 @@ from cotenant.cli.options import AsJson, Repository, Stale, print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cotenant.measure.loader_process import Loader
+    from cotenant.measure.verdict import ModelVerdict
+    from cotenant.profiles.profile_file import Profile
+
+_CAPTION = "p99 alone: one query without others, by the stored profile. '!': longer than the SLO."
 
 
 def models(
@@ -25,13 +25,13 @@ def models(
 ) -> None:
     """List the models of a repository, with errors of models that cannot be served or have a stale profile."""
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_verdicts
     from cotenant.config import load_server_config
-    from cotenant.measure.loader_process import Loader
     from cotenant.measure.rates import rates_fault
-    from cotenant.profiles.profile_file import disturbed_words, load_profile
+    from cotenant.measure.verdict import judge_repository
+    from cotenant.profiles.profile_file import load_profile
     from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
-    from cotenant.repository.measured_content import changes
     from cotenant.repository.sources import bare_words, check_not_empty
 
     if build:
@@ -39,45 +39,53 @@ def models(
 
         build_repository(repository, progress=None if as_json else print)
     check_not_empty(repository)
+    settings = load_server_config(repository / SERVER_FILE)
     path = profile_path(repository)
     profile = load_profile(path) if path.exists() else None
-    contents = profile.contents if profile else {}
-    changed = changes(repository, contents)
-    profiled = {name: "stale" if name in changed else "yes" for name in contents}
-    owners: dict[str, str] = {}
-    rows: list[dict[str, Any]] = []
-    with closing(Loader(load_server_config(repository / SERVER_FILE).server.load_limit_s)) as loader:
-        for name in model_names(repository):
-            rows += _describe(repository, name, profiled, owners, loader)
-    if not stale:
-        for row in rows:
-            row["error"] = row["error"] or _stale_words(changed.get(row["tenant"]), repository)
-    for row in rows:
-        if profile and not row["remark"] and (known := profile.models.get(row["tenant"])):
-            row["remark"] = disturbed_words(known, repository)
+    verdicts = judge_repository(repository, settings, model_names(repository), profile, stale=stale)
+    rows = [_row(verdict, profile) for verdict in verdicts]
     good = [row["model"] for row in rows if row["units"] is not None]
-    for name in application_names(repository):
-        rows.append(_application(repository, name, good))
+    applications = [_application(repository, name, good) for name in application_names(repository)]
+    rows += applications
     fault = rates_fault(repository)
     if as_json:
         print_json({"models": rows, "rates_error": fault or ""})
     else:
-        table = FittedTable("model", "version", "tenant", "SLO", "units", "profile", "remark")
+        owned = any(row["tenant"] not in ("", row["model"]) for row in rows)
+        heads = "SLO", "p99 alone", "units", "profile", "verdict"
+        table = FittedTable("model", "version", *["tenant"] * owned, *heads)
         for row in rows:
-            remark = row["error"] or row.get("remark", "")
-            if "stages" in row and not remark:
-                remark = f"application: {row['order']}"
-            slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
-            table.add_row(
-                row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
-            )
-        make_console().print(table)
+            cells = _ms(row["slo_ms"]), _alone(row), str(row["units"] or ""), *_state(row)
+            table.add_row(row["model"], row["version"], *[row["tenant"]] * owned, *cells)
+        table.caption = _CAPTION
+        console = make_console()
+        console.print(table)
+        print_verdicts(console, verdicts)
+        for row in applications:
+            if row["error"]:
+                console.print(f"{row['model']}: {row['error']}", style="red", soft_wrap=True)
         if bare := bare_words(repository):
             print(f"Note: {bare}")
         if fault is not None:
             print(f"Error: {fault}")
     if fault is not None or any(row["error"] for row in rows):
         raise typer.Exit(1)
+
+
+def _ms(value: float | None) -> str:
+    return f"{value:.3g} ms" if value and value < 1000 else f"{value:.0f} ms" if value else ""
+
+
+def _alone(row: Mapping[str, Any]) -> str:
+    """The cell of the time of one query, marked where it exceeds the SLO."""
+    p99_ms = row.get("p99_ms")
+    return f"{_ms(p99_ms)}{' !' if p99_ms and p99_ms > row['slo_ms'] else ''}"
+
+
+def _state(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The cells of the profile and of the verdict."""
+    verdict = "problem" if row["error"] else "warning" if row.get("remark") else "good"
+    return row["profile"], f"{verdict}; {row['order']}" if row.get("order") else verdict
 
 
 def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any]:
@@ -97,56 +105,32 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "order": spec.stages_text, "error": wrong}
 
 
-def _merging_remark(max_batch: int, merging: Any) -> str:
-    """Remark on merging of queries: that it is refused, or not proven."""
-    if merging.verdict == "refused":
-        return f"queries run alone (max_batch 1 instead of {max_batch}): {merging.reason}"
-    return f"queries are merged unproven: {merging.reason}" if merging.verdict == "trusted" else ""
+def _row(verdict: ModelVerdict, profile: Profile | None) -> dict[str, Any]:
+    """The row of a version; `error` and `remark` are all its problems and warnings."""
+    from cotenant.config import NO_CONFIG, NS_PER_MS
+    from cotenant.measure.verdict import fastest
 
-
-def _stale_words(change: str | None, repository: Path) -> str:
-    return f"its profile is stale: {change}. Run 'cotenant profile {repository}'" if change else ""
-
-
-def _describe(
-    repository: Path, name: str, profiled: Mapping[str, str], owners: dict[str, str], loader: Loader
-) -> list[dict[str, Any]]:
-    """A row for each version. The default version is the newest that can be loaded, as in a server.
-
-    `owners` has the model of each tenant so far, and gets this one: a server refuses a second model of a tenant.
-    """
-    from cotenant.errors import CotenantError
-    from cotenant.measure.load_spec import VersionSpec
-    from cotenant.repository import check_owners, find_versions
-
-    empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
-    empty |= {"max_batch": None, "merging": "", "remark": ""}
-    rows: list[dict[str, Any]] = []
-    unreadable: dict[str, str] = {}
-    try:
-        versions = find_versions(repository, name, unreadable)
-        check_owners(versions, owners)
-    except CotenantError as error:
-        return [{**empty, "error": str(error)}]
-    is_default = True
-    for found in reversed(versions):
-        found = replace(found, is_default=is_default)
-        row = {
-            **empty,
-            "version": str(found.version),
-            "tenant": found.tenant,
-            "slo_ms": found.config.tenant.slo_ms,
-            "profile": profiled.get(found.tenant, "no"),
-        }
-        try:
-            report = loader.load(VersionSpec(str(repository), found))
-            facts, is_default = report.facts, False
-            owners[found.tenant] = name
-            row["units"] = facts.unit_count
-            row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.summary
-            row["remark"] = report.warning or _merging_remark(found.config.model.max_batch, facts.merging)
-        except CotenantError as error:
-            row["error"] = str(error)
-        rows.append(row)
-    rows += [{**empty, "version": version, "error": reason} for version, reason in unreadable.items()]
-    return sorted(rows, key=lambda row: int(row["version"]))
+    found, report = verdict.found, verdict.report
+    known = profile.models.get(found.tenant) if profile is not None and found is not None else None
+    has_slo = (
+        found is not None
+        and found.config != NO_CONFIG
+        and not any("tenant.slo_ms" in each for each in verdict.problems)
+    )
+    is_stale = any("its profile is stale" in each for each in verdict.problems)
+    worst_ns = max((point.p99_ns for point in fastest(known).values()), default=None) if known else None
+    return {
+        "model": verdict.model,
+        "version": verdict.version,
+        "tenant": found.tenant if found is not None else "",
+        "slo_ms": found.config.tenant.slo_ms if found is not None and has_slo else None,
+        "p99_ms": worst_ns / NS_PER_MS if worst_ns else None,
+        "units": report.facts.unit_count if report is not None else None,
+        "max_batch": report.facts.found.config.model.max_batch if report is not None else None,
+        "merging": report.facts.merging.summary if report is not None else "",
+        "profile": "" if found is None else "stale" if is_stale else "yes" if known else "no",
+        "problems": list(verdict.problems),
+        "warnings": list(verdict.warnings),
+        "error": "\n".join(verdict.problems),
+        "remark": "\n".join(verdict.warnings),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -49,12 +49,13 @@ def profile(
 ) -> None:
     """Measure latency by batch and cores, per unit and per segment. An interrupted run resumes."""
     from cotenant.cli.console import console as make_console
-    from cotenant.cli.console import print_left_out
+    from cotenant.cli.console import print_left_out, print_warnings
     from cotenant.execute.gpu.hardware_queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
+    from cotenant.measure.verdict import judge_repository, slow_words
     from cotenant.profiles.profile_file import disturbed_words
-    from cotenant.repository import contention_path, profile_path
+    from cotenant.repository import contention_path, model_names, profile_path
 
     use_all_queues(os.environ)
     chosen = chosen_of(None, lanes=lanes)
@@ -70,9 +71,10 @@ def profile(
 
         contended_cores(repository, settings)  # checks the cores before hours of measurements
     effort = Effort(budget_s=budget)
+    verdicts = judge_repository(repository, settings, model_names(repository))
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(
-            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts)
+            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts), verdicts=verdicts
         )
     run = ProfileRun(repository, settings, result, fresh, as_json, errors)
     for campaign in campaigns:
@@ -86,11 +88,14 @@ def profile(
         print_json(msgspec.to_builtins(found))
     else:
         console = make_console()
-        console.print(profile_table(result))
+        targets = {each.found.tenant: each.found.config.tenant.slo_ms for each in verdicts if each.found is not None}
+        console.print(profile_table(result, targets))
         console.print(f"Saved to {profile_path(repository)}")
         for name, model in result.models.items():
-            if words := disturbed_words(model, repository):
-                console.print(f"{name}: {words}")
+            slow = slow_words(model, targets[name]) if name in targets else ""
+            print_warnings(
+                console, [f"{name}: {words}" for words in (slow, disturbed_words(model, repository)) if words]
+            )
         for campaign in campaigns:
             campaign.show(console)
         if contended:
@@ -155,16 +160,31 @@ class progress_bar:  # noqa: N801  (used like a function)
         self._bar.update(self._task, completed=done, total=total, description=text)
 
 
-def profile_table(result: Any) -> Any:
-    """Table of latencies: a line for each model and shape, a column for each batch and number of cores."""
+def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
+    """Table of latencies: a line for each model and shape, a column for each batch and number of cores.
+
+    `targets` are SLOs in milliseconds by tenant; an SLO that one query exceeds at its fastest is marked.
+    """
+    from cotenant.measure.verdict import fastest
     from cotenant.report.fitted_table import FittedTable
 
     columns = sorted({(point.items, point.cores) for model in result.models.values() for point in model.points})
-    table = FittedTable("model", "shape", *(f"L({items},{cores})" for items, cores in columns), "segments", "cut/whole")
-    table.title = f"Median latency in ms at (batch, cores) on {result.device.processor}"
+    has_shapes = any(point.shape for model in result.models.values() for point in model.points)
+    heads = [f"{items}x{cores}" for items, cores in columns]
+    table = FittedTable("model", *["shape"] * has_shapes, "SLO", "p99 alone", *heads, "segments", "cut/whole")
+    table.title = f"Median latency in ms at BATCHxCORES on {result.device.processor}"
     for name, model in result.models.items():
+        best, slo_ms = fastest(model), targets.get(name)
         for shape in sorted({point.shape for point in model.points}):
             found = {(p.items, p.cores): p.p50_ns for p in model.points if p.shape == shape}
             cells = [f"{found[key] / 1e6:.2f}" if key in found else "" for key in columns]
-            table.add_row(name, str(shape), *cells, str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}")
+            alone_ms = best[shape].p99_ns / 1e6 if shape in best else 0.0
+            mark = " !" if slo_ms and alone_ms > slo_ms else ""
+            alone = f"{alone_ms:.2f}{mark}" if alone_ms else ""
+            slo, shapes = f"{slo_ms:g}" if slo_ms else "", [str(shape)] * has_shapes
+            table.add_row(name, *shapes, slo, alone, *cells, str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}")
+    table.caption = (
+        "4x2: a batch of 4 rows on 2 cores. p99 alone: one query at its fastest; '!': longer than the SLO (ms). "
+        "cut/whole: time of a run in segments over that of a run without cuts."
+    )
     return table

@@ -11,12 +11,11 @@ from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
 from cotenant.execute.runner import Runner
 from cotenant.graph.dfg import Tensor
-from cotenant.measure.inputs import make_inputs
+from cotenant.measure.inputs import closed_shape, make_inputs
 from cotenant.repository import ModelVersion
 
 MAX_BATCH = 8
 """Rows that are merged at most where the first dimension of every input is open."""
-_CHANNELS = (1, 3, 4)
 _IMAGE_SIDES = (224, 320, 640, 256, 64, 48, 32, 512)
 """Height and width to try, in pixels: those of common classifiers and detectors first."""
 _LENGTHS = (128, 64, 16, 1, 512, 16_000)
@@ -56,7 +55,7 @@ def candidate_shapes(inputs: Sequence[Tensor]) -> Iterator[dict[str, tuple[int, 
     given: set[tuple[tuple[int, ...], ...]] = set()
     for at in range(max(len(_IMAGE_SIDES), len(_LENGTHS))):
         side, length = _IMAGE_SIDES[min(at, len(_IMAGE_SIDES) - 1)], _LENGTHS[min(at, len(_LENGTHS) - 1)]
-        shape = {tensor.name: _closed(tensor, side, length) for tensor in inputs if is_open(tensor)}
+        shape = {tensor.name: closed_shape(tensor, side, length) for tensor in inputs if is_open(tensor)}
         if (key := tuple(shape.values())) not in given:
             given.add(key)
             yield shape
@@ -67,13 +66,6 @@ def is_open(tensor: Tensor) -> bool:
     return any(not isinstance(dim, int) for dim in (tensor.shape or ())[1:])
 
 
-def _closed(tensor: Tensor, side: int, length: int) -> tuple[int, ...]:
-    dims = tensor.shape or ()
-    is_image = len(dims) == 4 and (dims[1] in _CHANNELS or dims[3] in _CHANNELS) and tensor.dtype != "tensor(string)"
-    first = dims[0] if isinstance(dims[0], int) else 1
-    return first, *(dim if isinstance(dim, int) else side if is_image else length for dim in dims[1:])
-
-
 def _shapes(runner: Runner) -> tuple[dict[str, tuple[int, ...]], ...]:
     """The shapes to declare; none where no dimension behind the first is open. Raises ModelError and ConfigError."""
     runner.prepare([(0, runner.unit_count)])
@@ -81,7 +73,7 @@ def _shapes(runner: Runner) -> tuple[dict[str, tuple[int, ...]], ...]:
     for shape in candidate_shapes(runner.inputs):
         if not shape:
             return ()
-        whole = {each.name: shape.get(each.name) or _closed(each, 1, 1) for each in runner.inputs}
+        whole = {each.name: shape.get(each.name) or closed_shape(each, 1, 1) for each in runner.inputs}
         try:
             runner.run(0, runner.unit_count, make_inputs(runner.inputs, whole, 1, batched=False))
         except ModelError as error:

@@ -8,40 +8,61 @@ from typing import Any
 import numpy as np
 
 from cotenant.errors import ConfigError
+from cotenant.files import toml_text
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.work import CPU
 
 DeclaredShape = Mapping[str, Sequence[int]]
+_CHANNELS = (1, 3, 4)
 
 
 def check_shapes(model: str, inputs: Sequence[Tensor], shapes: Sequence[DeclaredShape]) -> tuple[DeclaredShape, ...]:
     """Shapes to profile at: the declared ones, or the model's own if only its first dimension is open.
 
-    Raises ConfigError when a declared shape names an unknown input or does not fit, or when a shape must be declared.
+    Raises ConfigError with all problems when a declared shape names an unknown input or does not fit, or when a shape
+    must be declared.
     """
     known = {tensor.name: tensor for tensor in inputs}
+    faults: list[str] = []
     for shape in shapes:
         for name, dims in shape.items():
             if name not in known:
-                raise ConfigError(f"model {model!r}: [[model.shapes]] names input {name!r}; it has {', '.join(known)}")
-            declared = known[name].shape
-            if declared is not None and not _fits(dims, declared):
-                raise ConfigError(
+                faults.append(
+                    f"model {model!r}: [[model.shapes]] names input {name!r}; it has {', '.join(known)}: rename it"
+                )
+            elif (declared := known[name].shape) is not None and not _fits(dims, declared):
+                faults.append(
                     f"model {model!r}: [[model.shapes]] gives {name!r} the shape {list(dims)}, "
                     f"the model takes {[dim if isinstance(dim, int) else -1 for dim in declared]}"
                 )
     complete = []
     for shape in shapes or ({},):
-        missing = [tensor.name for tensor in inputs if tensor.name not in shape and not _is_closed(tensor)]
+        missing = [tensor for tensor in inputs if tensor.name not in shape and not _is_closed(tensor)]
         if missing:
-            raise ConfigError(
-                f"model {model!r}: the shape of input {missing[0]!r} is open; say at which shape to profile it: "
-                f"add [[model.shapes]] with a line like '{missing[0]} = [1, ...]' to its config.toml"
+            names = " and ".join(repr(tensor.name) for tensor in missing)
+            what = f"shape of input {names} is" if len(missing) == 1 else f"shapes of inputs {names} are"
+            where = "to its [[model.shapes]]" if shape else "at the end of its config.toml"
+            lines = toml_text({tensor.name: closed_shape(tensor) for tensor in missing}).rstrip()
+            header = "" if shape else "[[model.shapes]]\n"
+            faults.append(
+                f"model {model!r}: the {what} open; add these lines {where}, with the sizes that clients send:\n"
+                f"{header}{lines}"
             )
-        complete.append({tensor.name: shape.get(tensor.name) or _closed(tensor) for tensor in inputs})
+        else:
+            complete.append({tensor.name: shape.get(tensor.name) or _closed(tensor) for tensor in inputs})
+    if faults:
+        raise ConfigError(*faults)
     return tuple(complete)
+
+
+def closed_shape(tensor: Tensor, side: int = 224, length: int = 128) -> tuple[int, ...]:
+    """A shape of one row: `side` for open dimensions of images, `length` for those of other inputs."""
+    dims = tensor.shape or (1,)
+    is_image = len(dims) == 4 and (dims[1] in _CHANNELS or dims[3] in _CHANNELS) and tensor.dtype != "tensor(string)"
+    first = dims[0] if isinstance(dims[0], int) else 1
+    return first, *(dim if isinstance(dim, int) else side if is_image else length for dim in dims[1:])
 
 
 def make_inputs(

@@ -27,7 +27,8 @@ class VersionSpec(Struct, frozen=True):
 
     `device` is the section of its device, None for cores of this machine. `known` are quick profiles of earlier loads,
     `verdicts` their verdicts on merging, by digest. Without `shares` nothing is measured. `is_draft`: shapes and
-    the largest batch that the configuration leaves out are found by trial (`measure.draft`).
+    the largest batch that the configuration leaves out are found by trial (`measure.draft`). `faults` are problems of
+    its configuration: the version is opened to find further ones, and refused with all of them.
     """
 
     root: str
@@ -37,6 +38,7 @@ class VersionSpec(Struct, frozen=True):
     device: DeviceSection | None = None
     verdicts: dict[str, Merging] = {}
     is_draft: bool = False
+    faults: tuple[str, ...] = ()
 
 
 class VersionFacts(Struct, frozen=True):

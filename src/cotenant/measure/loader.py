@@ -19,6 +19,7 @@ from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
 from cotenant.execute.threads.lanes import run_gently
 from cotenant.measure.campaign import Journal
+from cotenant.measure.inputs import make_inputs
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opened_model import (
     OpenedModel,
@@ -62,7 +63,7 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
     with nullcontext() if executor is None else closing(executor):
         target = CORES if executor is None else executor.target
         tell("opening its files", None)
-        opened = run_gently(partial(open_untried, root, found, target, is_draft=spec.is_draft))
+        opened = run_gently(partial(open_untried, root, found, target, is_draft=spec.is_draft, faults=spec.faults))
         with closing(opened.runner):
             facts = facts_of(opened)
             warning, is_measured = "", False
@@ -73,17 +74,25 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 opened = judge_rows(root, opened)
                 facts = facts_of(opened)
                 if not spec.shares:
+                    run_once(opened)
                     return LoadReport(facts, assumed_profile(facts, ()))
                 step = partial(_tell_step, tell, facts)
                 known = find_profile(root, opened, spec.shares, spec.known)
                 is_measured = known is None
                 profile = known or measured_quickly(root, opened, spec.shares, target, step)
             except ModelError as error:
-                warning = f"it cannot be run on sample values: {error.reason}"
+                warning = f"it cannot be run on sample values: {' '.join(error.reason.split())}"
                 facts, is_measured = untried(facts_of(opened), warning), False
                 profile = assumed_profile(facts, spec.shares)
             splits = opened.splits if profile.splits is UNSET else profile.splits
             return LoadReport(structs.replace(facts, splits=splits), profile, warning, is_measured)
+
+
+def run_once(opened: OpenedModel) -> None:
+    """Run one row of sample values at the first declared shape. Raises ModelError."""
+    runner, is_batched = opened.runner, opened.found.config.model.max_batch > 1
+    runner.prepare([(0, runner.unit_count)])
+    runner.run(0, runner.unit_count, make_inputs(runner.inputs, opened.shapes[0], 1, is_batched, opened.samples))
 
 
 def _tell_trial(tell: Tell, facts: VersionFacts, what: str) -> None:

@@ -46,8 +46,8 @@ class VersionLoadError(CotenantError):
     `is_killed`: another process killed the loading process.
     """
 
-    def __init__(self, sentence: str, *, is_internal: bool = False, is_killed: bool = False) -> None:
-        super().__init__(sentence)
+    def __init__(self, *problems: str, is_internal: bool = False, is_killed: bool = False) -> None:
+        super().__init__(*problems)
         self.is_internal = is_internal
         self.is_killed = is_killed
 
@@ -89,7 +89,7 @@ class _Done(_Message, frozen=True):
 class _Refused(_Message, frozen=True):
     """The version cannot be loaded. `trace` is the traceback of an unexpected error, or ""."""
 
-    sentence: str
+    problems: tuple[str, ...]
     trace: str = ""
 
 
@@ -112,13 +112,14 @@ class Loader:
 
     Versions are opened concurrently, and measured one after another; on a GPU one load runs at a time. `limit_s` bounds
     each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by a share of the memory that is free when
-    the load begins.
+    the load begins. `is_quiet` drops the log records of the children.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, is_quiet: bool = False) -> None:
         self.most = max(2, min(8, os.cpu_count() or 1))
         """Most concurrent loads; further loads wait."""
         self._limit_s = limit_s
+        self._is_quiet = is_quiet
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.most)
         self._measuring, self._on_gpu = threading.Lock(), threading.Lock()
@@ -177,7 +178,7 @@ class Loader:
                 return self._ask(spec, None)  # an earlier load may have caused its death
         except _LostError as lost:
             if not (lost.is_late and lost.facts is not None):
-                raise VersionLoadError(lost.sentence, is_killed=lost.is_killed) from None
+                raise VersionLoadError(*spec.faults, lost.sentence, is_killed=lost.is_killed) from None
             why = f"{lost.step} had not ended after {self._limit_s:g} s"
             facts = untried(lost.facts, why)
             return LoadReport(facts, assumed_profile(facts, spec.shares), why)
@@ -185,7 +186,9 @@ class Loader:
     def _ask(self, spec: VersionSpec, child: _Child | None) -> LoadReport:
         where = f"model {spec.found.model!r} version {spec.found.version}"
         try:
-            child = child or self._starter.submit(_Child, self._stopped, self._measuring).result()
+            child = (
+                child or self._starter.submit(_Child, self._stopped, self._measuring, is_quiet=self._is_quiet).result()
+            )
         except RuntimeError as error:
             raise VersionLoadError(
                 f"{where}: no process can be started to load it ({error})", is_internal=True
@@ -224,8 +227,8 @@ class Loader:
 class _Child:
     """The child process and the server's end of its pipe. Raises OSError when it cannot be started."""
 
-    def __init__(self, stopped: threading.Event, measuring: threading.Lock) -> None:
-        self._stopped, self._measuring = stopped, measuring
+    def __init__(self, stopped: threading.Event, measuring: threading.Lock, *, is_quiet: bool) -> None:
+        self._stopped, self._measuring, self._is_quiet = stopped, measuring, is_quiet
         self._pipe, theirs = Pipe()
         try:
             self._process = ChildProcess(MODULE, "loader", theirs.fileno(), NICE)
@@ -261,13 +264,14 @@ class _Child:
                         self._wait_to_measure(where, measuring)
                     until = time.monotonic() + limit_s
                 case _Said(logger, level, text):
-                    logging.getLogger(logger).log(level, "%s", text)
+                    if not self._is_quiet:
+                        logging.getLogger(logger).log(level, "%s", text)
                 case _Done(report):
                     return report
-                case _Refused(sentence, trace):
+                case _Refused(problems, trace):
                     if trace:
                         logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
-                    raise VersionLoadError(sentence, is_internal=bool(trace))
+                    raise VersionLoadError(*problems, is_internal=bool(trace))
 
     def _wait_to_measure(self, where: str, measuring: ExitStack) -> None:
         """Let the child measure: exclusively, or after `_MEASURING_S` beside another one."""
@@ -301,7 +305,8 @@ class _Child:
             held = self._process.resident_bytes() - self._base_bytes
             if most_bytes is not None and held > (limit := most_bytes - self._base_bytes):
                 sizes = f"{held / _MIB:.0f} MiB, and {limit / _MIB:.0f} MiB are allowed (tenant.memory_limit_mib)"
-                raise _LostError(f"{where}: {step} took {sizes}", step, facts)
+                more = f"give it more below [tenant], as memory_limit_mib = {2 * held / _MIB:.0f}"
+                raise _LostError(f"{where}: {step} took {sizes}; {more}", step, facts)
         try:
             message: _FromChild = decode(self._pipe.recv_bytes(), _FromChild)
         except (EOFError, OSError):
@@ -388,11 +393,10 @@ def _serve(pipe: Connection) -> None:
         try:
             answer = _Done(load(spec, tell))
         except CotenantError as error:
-            answer = _Refused(str(error))
+            answer = _Refused(error.problems)
         except Exception as error:  # any error of a library: report it to the server
-            answer = _Refused(
-                f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}", traceback.format_exc()
-            )
+            sentence = f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}"
+            answer = _Refused((*spec.faults, sentence), traceback.format_exc())
         pipe.send_bytes(encode(answer))
 
 

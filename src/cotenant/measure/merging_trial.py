@@ -53,7 +53,7 @@ def judge_merging(
     """
     if max_batch == 1:
         return SINGLE
-    _check_open(runner, max_batch)
+    check_open(runner.name, runner, max_batch)
     if batching == "trust":
         return Merging("trusted", 'model.batching is "trust": no trial was made')
     why = _why_not_proven(runner, shapes)
@@ -110,15 +110,18 @@ def has_one_row(tensor: Tensor) -> bool:
     return tensor.shape is not None and tensor.shape[:1] == (1,)
 
 
-def _check_open(runner: Runner, max_batch: int) -> None:
+def check_open(model: str, runner: Runner, max_batch: int) -> None:
+    """Raise ConfigError with all inputs and outputs that have a fixed first dimension, so that no batch fits."""
     outputs = [tensor for tensor in runner.outputs if not has_one_row(tensor)]
-    for kind, tensors in (("input", runner.inputs), ("output", outputs)):
-        for tensor in tensors:
-            if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
-                raise ConfigError(
-                    f"model {runner.name!r}: max_batch is {max_batch}, but the first dimension of {kind} "
-                    f"{tensor.name!r} is fixed (shape {list(tensor.shape)}): set max_batch = 1"
-                )
+    faults = [
+        f"model {model!r}: max_batch is {max_batch}, but the first dimension of {kind} {tensor.name!r} is fixed "
+        f"(shape {list(tensor.shape)}): set max_batch = 1"
+        for kind, tensors in (("input", runner.inputs), ("output", outputs))
+        for tensor in tensors
+        if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int))
+    ]
+    if faults:
+        raise ConfigError(*faults)
 
 
 def _why_not_proven(runner: Runner, shapes: Sequence[DeclaredShape]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from cotenant.config import NS_PER_MS
+from cotenant.config import NO_CONFIG, NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.contents import file_digest
 from cotenant.execute.open_model import engine_of, open_model
@@ -26,7 +26,7 @@ from cotenant.execute.strategy import VersionTrial, follows_of, strategies
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.draft import drafted
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
-from cotenant.measure.merging_trial import judge_merging
+from cotenant.measure.merging_trial import check_open, judge_merging
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profiles.device import Device, this_device
@@ -43,6 +43,7 @@ from cotenant.repository import (
 )
 from cotenant.repository.formats import Arithmetic
 from cotenant.repository.sources import check_not_empty
+from cotenant.wire.model_limits import carried
 from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
@@ -138,25 +139,57 @@ def open_version(
 
 
 def open_untried(
-    root: Path, found: ModelVersion, target: TargetDevice = CORES, *, is_draft: bool = False
+    root: Path,
+    found: ModelVersion,
+    target: TargetDevice = CORES,
+    *,
+    is_draft: bool = False,
+    faults: Sequence[str] = (),
 ) -> OpenedModel:
-    """Load the graph onto a device and check the declared shapes and samples against it.
+    """Load the graph onto a device and check the configuration and the protocol's tensors against it.
 
-    Runs nothing, unless `is_draft` asks for a first configuration (`drafted`). Raises ModelError or ConfigError.
+    Runs nothing, unless `is_draft` asks for a first configuration (`drafted`). `faults` are problems of its
+    configuration that are known. Raises ModelError or ConfigError with all problems.
     """
-    name, model = found.tenant, found.config.model
-    arithmetic = arithmetic_of(found)
-    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=target.device, arithmetic=arithmetic)
+    name, arithmetic = found.tenant, arithmetic_of(found)
+    try:
+        runner = open_model(
+            found.path, cache_dir=graphs_path(root), name=name, device=target.device, arithmetic=arithmetic
+        )
+    except CotenantError as error:
+        if faults:
+            raise ConfigError(*faults, *error.problems) from None
+        raise
+    problems, shapes, samples = list(faults), tuple[DeclaredShape, ...](), NO_SAMPLES
     try:
         if is_draft:
             found = drafted(found, runner)
-            model = found.config.model
-        shapes = check_shapes(name, runner.inputs, model.shapes)
-        samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
+        model = found.config.model
+        if not any(": model.shapes" in each for each in faults) and found.config != NO_CONFIG:
+            with adding(problems):
+                shapes = check_shapes(found.model, runner.inputs, model.shapes)
+        with adding(problems):
+            samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
+        if model.max_batch > 1:
+            with adding(problems):
+                check_open(found.model, runner, model.max_batch)
+        with adding(problems):
+            carried(found.model, runner.inputs, runner.outputs, shapes)
+        if problems:
+            raise ConfigError(*problems)
     except CotenantError:
         runner.close()
         raise
     return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), target.device, samples=samples)
+
+
+@contextmanager
+def adding(problems: list[str]) -> Iterator[None]:
+    """Add the problems of a ConfigError inside to a list, in its place."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
 
 
 def judge_rows(root: Path, opened: OpenedModel) -> OpenedModel:
@@ -256,11 +289,16 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
 
 
 def open_all(
-    root: Path, errors: dict[str, str], target: TargetDevice = CORES, shares: Sequence[Share] = ()
+    root: Path,
+    errors: dict[str, str],
+    target: TargetDevice = CORES,
+    shares: Sequence[Share] = (),
+    models: Collection[str] | None = None,
 ) -> dict[str, OpenedModel]:
-    """All versions of all models of a repository, by tenant. `errors` gets the reasons of omissions, by model.
+    """All versions of all models of a repository, or of `models`, by tenant.
 
-    Raises ConfigError when there is no model.
+    `errors` gets the reasons of omissions, by model; versions that have one are not opened. Raises ConfigError when
+    there is no model.
     """
     names = model_names(root)
     if not names:
@@ -270,7 +308,7 @@ def open_all(
             "(or model.pt2)"
         )
     opened: dict[str, OpenedModel] = {}
-    for name in names:
+    for name in names if models is None else sorted({*names} & {*models}):
         with leaving_out(errors, name):
             unreadable: dict[str, str] = {}
             versions = find_versions(root, name, unreadable)
@@ -287,6 +325,8 @@ def _open_each(
     opened: dict[str, OpenedModel] = {}
     for found in reversed(versions):
         at = found.model if len(versions) == 1 else f"{found.model} {found.version}"
+        if f"{found.model} {found.version}" in errors:
+            continue
         with leaving_out(errors, at):
             each = open_version(root, replace(found, is_default=not opened), target, shares)
             opened[each.found.tenant] = each

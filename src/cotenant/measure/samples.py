@@ -36,25 +36,31 @@ class Samples:
     def read(cls, model: str, inputs: Sequence[Tensor], sections: Mapping[str, SampleSection], folder: Path) -> Samples:
         """The samples of a model with its `config.toml` in `folder`.
 
-        Raises ConfigError when an input is unknown, a file cannot be read, or values are not of the input's type.
+        Raises ConfigError with all problems: an unknown input, an unreadable file, values not of the input's type.
         """
         known = {tensor.name: numpy_type(tensor.dtype) for tensor in inputs}
         values: dict[str, Any] = {}
         digest = hashlib.sha256(msgspec.json.encode(sections, order="sorted"))
+        faults: list[str] = []
         for name, section in sections.items():
             where = f"model {model!r}: [samples.{name}]"
-            if name not in known:
-                raise ConfigError(f"{where} names no input of the model, expected one of {', '.join(known)}")
-            dtype = known[name]
-            if dtype is None:
-                raise ConfigError(f"{where}: values of that type cannot be given, expected numbers or texts")
-            if section.file is not None:
-                values[name] = _typed(_read(folder, section.file, where), dtype, f"{where}.file")
-                digest.update(read_bytes(folder / section.file, ConfigError))
-            elif section.values is not None:
-                values[name] = _typed(np.array(section.values, np.object_), dtype, f"{where}.values")
-            else:
-                _check_range(section, dtype, where)
+            try:
+                if name not in known:
+                    raise ConfigError(f"{where} names no input of the model, expected one of {', '.join(known)}")
+                dtype = known[name]
+                if dtype is None:
+                    raise ConfigError(f"{where}: values of that type cannot be given, expected numbers or texts")
+                if section.file is not None:
+                    values[name] = _typed(_read(folder, section.file, where), dtype, f"{where}.file")
+                    digest.update(read_bytes(folder / section.file, ConfigError))
+                elif section.values is not None:
+                    values[name] = _typed(np.array(section.values, np.object_), dtype, f"{where}.values")
+                else:
+                    _check_range(section, dtype, where)
+            except ConfigError as error:
+                faults += error.problems
+        if faults:
+            raise ConfigError(*faults)
         return cls(sections, values, digest.hexdigest() if sections else "")
 
     def __contains__(self, name: str) -> bool:

@@ -17,6 +17,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opened_model import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
+from cotenant.measure.verdict import ModelVerdict, problems_of
 from cotenant.policies.registry import make_policy
 from cotenant.profiles.device import this_device
 from cotenant.profiles.profile_file import ModelProfile, Profile, load_profile, save_profile
@@ -33,16 +34,17 @@ def profile_repository(
     fresh: bool,
     on_step: OnStep,
     partitions: Sequence[Share] = (),
+    verdicts: Sequence[ModelVerdict] = (),
 ) -> tuple[Profile, dict[str, str]]:
     """Measure the missing points of a repository's profile, save it, and return it with the errors of omitted models.
 
     Models are measured at the sizes of the server's lanes and of `partitions`. `fresh` discards earlier results. An
     interrupted sweep is resumed: each point is on disk as soon as it is measured. A profile of another device is
-    replaced.
+    replaced. Models with a problem by `verdicts` are left out with all their problems.
     """
     lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
-        return _profile(root, executor.target, lanes, effort, fresh=fresh, on_step=on_step)
+        return _profile(root, executor.target, lanes, effort, verdicts, fresh=fresh, on_step=on_step)
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
@@ -52,13 +54,22 @@ def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
 
 
 def _profile(
-    root: Path, target: TargetDevice, lanes: Sequence[Share], effort: Effort, *, fresh: bool, on_step: OnStep
+    root: Path,
+    target: TargetDevice,
+    lanes: Sequence[Share],
+    effort: Effort,
+    verdicts: Sequence[ModelVerdict],
+    *,
+    fresh: bool,
+    on_step: OnStep,
 ) -> tuple[Profile, dict[str, str]]:
     campaign = Campaign(profile_path(root), this_device(target.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
     # computed before models are opened, so that later changes are found
     contents = {(each.model, each.version): content_of(each) for each in readable_versions(root)}
-    opened = open_all(root, campaign.errors, target, lanes)
+    campaign.errors |= problems_of(verdicts)
+    good = {each.model for each in verdicts if not each.problems} if verdicts else None
+    opened = open_all(root, campaign.errors, target, lanes, good)
     profiles = {
         name: replace(known, splits=each.splits, merging=each.merging, content=contents.get(_key(each), UNSET))
         for name, each in opened.items()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.config import ModelConfig, load_model_config
+from cotenant.config import NO_CONFIG, ModelConfig, load_model_config
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.files import MOST_TOML_BYTES, read_bytes
 from cotenant.repository.foreign import foreign_words
@@ -122,33 +122,48 @@ def find_versions(root: Path, model: str, errors: dict[str, str] | None = None) 
     """All versions of a model, oldest first; the highest number is the default.
 
     `1` and `01` are the same version, which a model may have once. `errors` gets the reasons for invalid directories,
-    by name. Raises ConfigError when no version is left; without `errors`, for the first invalid directory.
+    by name. Raises ConfigError with all problems when no version is left, or when `config.toml` has a problem; without
+    `errors`, for the first invalid directory as well.
+    """
+    wrong: dict[str, str] = {}
+    faults: list[str] = []
+    found = examine(root, model, wrong, faults)
+    if faults or not found or (wrong and errors is None):
+        raise ConfigError(*dict.fromkeys((*faults, *wrong.values())))
+    if errors is not None:
+        errors |= wrong
+    return found
+
+
+def examine(root: Path, model: str, errors: dict[str, str], faults: list[str]) -> tuple[ModelVersion, ...]:
+    """As `find_versions`, without an end at the first problem: `faults` gets those of the model and its `config.toml`.
+
+    Versions have the valid keys of the configuration. Raises UnknownModelError, and ConfigError for an application.
     """
     if model not in _folders(root):  # a path from a client, such as '..', must not leave the repository
         raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
     if _declares_one(root / model):
         raise ConfigError(f"{root / model}: is an application, expected a model; its stages have their own models")
-    folder = root / model
+    folder, config = root / model, NO_CONFIG
     if not (folder / CONFIG_FILE).exists():
         foreign = "" if any(map(_is_version, folder.iterdir())) else foreign_words(folder)
         write = f"'cotenant init {root}' measures the model and writes it; by hand: [tenant], and below it slo_ms = 100"
-        raise ConfigError(f"{folder / CONFIG_FILE}: is missing; {foreign or write}")
-    config = load_model_config(folder / CONFIG_FILE)
+        faults.append(f"{folder / CONFIG_FILE}: is missing; {foreign or write}")
+    else:
+        try:
+            config = load_model_config(folder / CONFIG_FILE, faults)
+        except ConfigError as error:
+            faults += error.problems
     entries = sorted(entry for entry in folder.iterdir() if _is_version(entry))
-    if not entries:
-        raise ConfigError(f"{folder}: has no version, expected a directory '1' with a file such as model.onnx in it")
+    if not entries and (folder / CONFIG_FILE).exists():
+        faults.append(f"{folder}: has no version, expected a directory '1' with a file such as model.onnx in it")
     found: dict[int, Path] = {}
-    wrong: dict[str, ConfigError] = {}
     for entry in entries:
         try:
             found[int(entry.name)] = _model_file(entry, entries)
         except ConfigError as error:
-            wrong[entry.name] = error
-    if wrong and (errors is None or not found):
-        raise wrong[max(wrong, key=int)]
-    if errors is not None:
-        errors |= {name: str(error) for name, error in wrong.items()}
-    latest = max(found)
+            errors[entry.name] = str(error)
+    latest = max(found, default=0)
     return tuple(ModelVersion(model, number, number == latest, found[number], config) for number in sorted(found))
 
 

@@ -6,35 +6,59 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cotenant.errors import ConfigError
-from cotenant.wire.api import ModelMetadata
-from cotenant.wire.codec import DTYPES, Limits, shown
+from cotenant.graph.datatypes import numpy_type
+from cotenant.graph.dfg import Tensor
+from cotenant.wire.api import ModelMetadata, TensorSpec
+from cotenant.wire.codec import DATATYPE_OF, DTYPES, Limits, shown
 
 
-def check_model(
-    metadata: ModelMetadata, shapes: Sequence[Mapping[str, Sequence[int]]], limits: Limits = Limits()
-) -> None:
-    """Check that a request can carry all inputs of a model at each of the declared `shapes`.
+def carried(
+    model: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+    limits: Limits = Limits(),
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and outputs of a model on the wire; a request can carry all inputs at each of the declared `shapes`.
 
-    Raises ConfigError that names the model, the input and the limit.
+    Raises ConfigError with all problems; each names the model, the tensor, and its type or the limit.
     """
-    where = f"model {metadata.name!r}"
-    count = len(metadata.inputs)
-    if count > limits.max_inputs:
-        raise ConfigError(
-            f"{where} has {count} inputs, and a request carries at most {limits.max_inputs}: join some of them into one"
+    where = f"model {model!r}"
+    faults: list[str] = []
+    if len(inputs) > limits.max_inputs:
+        faults.append(
+            f"{where} has {len(inputs)} inputs, and a request carries at most {limits.max_inputs}: join some of them "
+            "into one"
         )
-    for spec in metadata.inputs:
+    specs = [_spec(where, tensor, faults) for tensor in (*inputs, *outputs)]
+    for spec in specs[: len(inputs)]:
         for dims in (spec.shape, *(shape[spec.name] for shape in shapes)):
             if len(dims) > limits.max_dims:
-                raise ConfigError(
+                faults.append(
                     f"{where}: input {shown(spec.name)} has {len(dims)} dimensions, and a tensor of a request has at "
-                    f"most {limits.max_dims}"
+                    f"most {limits.max_dims}: flatten it in the model"
                 )
             if math.prod(dim for dim in dims if dim > 0) > limits.max_elements:
-                raise ConfigError(
+                faults.append(
                     f"{where}: input {shown(spec.name)} has the shape {shown(list(dims))}, and a tensor of a request "
-                    f"has at most {limits.max_elements} elements"
+                    f"has at most {limits.max_elements} elements: split the input in the model"
                 )
+    if faults:
+        raise ConfigError(*faults)
+    return tuple(specs[: len(inputs)]), tuple(specs[len(inputs) :])
+
+
+def _spec(where: str, tensor: Tensor, faults: list[str]) -> TensorSpec:
+    dtype = numpy_type(tensor.dtype)
+    datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
+    if datatype is None:
+        faults.append(
+            f"{where}: the protocol cannot carry tensor {tensor.name!r} of type {tensor.dtype or 'unknown'}; "
+            "convert it to a type of the protocol in the model"
+        )
+    if tensor.shape is None:
+        return TensorSpec(tensor.name, datatype or "", (-1,), is_ranked=False)
+    return TensorSpec(tensor.name, datatype or "", tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape))
 
 
 def least_request_bytes(metadata: ModelMetadata, shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:

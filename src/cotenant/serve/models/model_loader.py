@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -16,12 +17,20 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.errors import WorkerLostError
 from cotenant.execute.protocol import ModelExecutor
-from cotenant.measure.load_spec import VersionSpec
+from cotenant.measure.load_spec import LoadReport, VersionSpec
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.measure.opened_model import remember_verdict, verdicts
 from cotenant.measure.quick_profiles import QuickProfiles
-from cotenant.repository import ModelVersion, check_owners, find_versions, quick_profiles_path, within
+from cotenant.measure.verdict import judge
+from cotenant.repository import (
+    ModelVersion,
+    UnknownModelError,
+    check_owners,
+    find_versions,
+    quick_profiles_path,
+    within,
+)
 from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.name_table import NameEntry
 from cotenant.serve.models.served_models import CutsOf, ServedModel, serve_model
@@ -78,8 +87,13 @@ class ModelLoader:
         ServeError when the server stops, and as `find_versions` and `check_owners` do; then no version stays loaded.
         """
         unreadable: dict[str, str] = {}
-        found = find_versions(self.root, model, unreadable)
-        self.check(found, owners)
+        try:
+            found = find_versions(self.root, model, unreadable)
+            self.check(found, owners)
+        except UnknownModelError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(*self._problems(model, owners) or error.problems) from None
         errors: dict[str, CotenantError] = {name: ConfigError(reason) for name, reason in unreadable.items()}
         served: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
@@ -119,6 +133,19 @@ class ModelLoader:
             return LoadedVersions(served, unserved, None)
         text = f"{within(self.root, newest)}; version {served[''].version} is served instead"
         return LoadedVersions(served, unserved, ServeError(_status_of(newest), text))
+
+    def _problems(self, model: str, owners: Mapping[str, str]) -> tuple[str, ...]:
+        """All problems of the newest version of a model that cannot be loaded. Raises ServeError while stopping."""
+        try:
+            with self._unlocked():
+                made = judge(self.root, model, partial(self.check, owners=owners), self._opened)
+        except LoadCancelledError as error:
+            raise ServeError(Status.UNAVAILABLE, str(error)) from None
+        return made[0].problems
+
+    def _opened(self, found: ModelVersion, faults: tuple[str, ...]) -> LoadReport:
+        device = None if self._device.kind == "cpu" else self._device
+        return self.loader_process.load(VersionSpec(str(self.root), found, device=device, faults=faults))
 
     def check(self, found: Sequence[ModelVersion], owners: Mapping[str, str]) -> None:
         """Raise ConfigError if a tenant of these versions belongs to another model or application."""

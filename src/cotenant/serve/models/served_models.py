@@ -14,21 +14,18 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from cotenant.config import NS_PER_MS
-from cotenant.errors import ConfigError
 from cotenant.execute.open_model import engine_of
 from cotenant.execute.protocol import Loaded
-from cotenant.graph.datatypes import numpy_type
-from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.measure.opened_model import remember_verdict
 from cotenant.profiles.merging import SINGLE, Merging
 from cotenant.profiles.profile_file import ModelProfile
 from cotenant.types import Tenant
-from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
-from cotenant.wire.codec import DATATYPE_OF, shown, validate
+from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status
+from cotenant.wire.codec import shown, validate
 from cotenant.wire.config_keys import config_tensor
-from cotenant.wire.model_limits import check_model
+from cotenant.wire.model_limits import carried
 from cotenant.work import CPU
 
 _log = logging.getLogger("cotenant.merging")
@@ -243,15 +240,15 @@ def serve_model(
         max_queue=config.tenant.max_queue,
         splits=facts.splits if profile.splits is UNSET else profile.splits,
     )
+    inputs, outputs = carried(name, facts.inputs, facts.outputs, facts.shapes)
     metadata = ModelMetadata(
         name=name,
         versions=(str(facts.found.version),),
         platform=engine_of(facts.found.path).platform,
-        inputs=tuple(_spec(name, tensor) for tensor in facts.inputs),
-        outputs=tuple(_spec(name, tensor) for tensor in facts.outputs),
+        inputs=inputs,
+        outputs=outputs,
         max_batch_size=config.model.max_batch if batched else 0,
     )
-    check_model(metadata, facts.shapes)
     by_elements = sorted(
         (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
         for index, shape in enumerate(facts.shapes)
@@ -280,16 +277,3 @@ def _is_text(item: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _spec(model: str, tensor: Tensor) -> TensorSpec:
-    dtype = numpy_type(tensor.dtype)
-    datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
-    if datatype is None:
-        raise ConfigError(
-            f"model {model!r}: the protocol cannot carry tensor {tensor.name!r} of type {tensor.dtype or 'unknown'}; "
-            "convert it to a type of the protocol in the model"
-        )
-    if tensor.shape is None:
-        return TensorSpec(tensor.name, datatype, (-1,), is_ranked=False)
-    return TensorSpec(tensor.name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,8 @@ from cotenant.api.planning import PlanResult
 from cotenant.errors import PlanError
 from cotenant.measure.rates import rates_fault
 from cotenant.plan_file import TENANTS, sections, sections_text
+from cotenant.repository import model_names, readable_versions
+from cotenant.repository.server_settings import settings_of
 from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, all_loads
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, sequential_slot_notes, violations
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_request
@@ -145,10 +147,46 @@ def profile_costs(path: str | Path, quantile: str) -> ProfileCosts:
 
 
 def request_of(tenants: Path, tables: Mapping[str, ProfileCosts]) -> Request:
-    """Read a file of tenants; SLOs and stages that it leaves out are those of the repositories. Raises PlanError."""
+    """Read a file of tenants; SLOs and stages that it leaves out are those of the repositories.
+
+    Raises PlanError, with all tenants of models without a profile, and what is wrong with each.
+    """
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
-    return read_request(tenants, known, applications)
+    return read_request(tenants, known, applications, lambda models: _unmeasured(models, tables))
+
+
+def _unmeasured(models: Mapping[str, str], tables: Mapping[str, ProfileCosts]) -> list[str]:
+    """A sentence for each problem of each tenant of a model without a profile. `models` are by tenant."""
+    measured = sorted({name for table in tables.values() for name in table.latencies})
+    lacking = {tenant: model for tenant, model in models.items() if model not in measured}
+    if not lacking:
+        return []
+    why: dict[str, tuple[str, ...]] = {}
+    for root in dict.fromkeys(table.root for table in tables.values() if table.root is not None):
+        why |= _problems_in(root, {*lacking.values()})
+    unknown = (f"the profiles do not have it, they have {', '.join(measured)}",)
+    return [
+        f"tenant {tenant!r}: {problem if model in why else f'model {model!r}: {problem}'}"
+        for tenant, model in lacking.items()
+        for problem in why.get(model, unknown)
+    ]
+
+
+def _problems_in(root: Path, models: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Why models of a repository have no profile, by name of the model or of its tenant."""
+    from cotenant.measure.verdict import judge_repository
+
+    versions = [*readable_versions(root)]
+    folders = {each.tenant: each.model for each in versions} | {name: name for name in model_names(root)}
+    wanted = {name: folders[name] for name in models if name in folders}
+    tenants = {each.tenant for each in versions if each.model in wanted.values()}
+    judged = {*wanted.values(), *(each.model for each in versions if each.tenant in tenants)}
+    verdicts = {each.model: each.problems for each in judge_repository(root, settings_of(root), judged)}
+    return {
+        name: verdicts[model] or (f"model {model!r} has no profile: run 'cotenant profile {root}'",)
+        for name, model in wanted.items()
+    }
 
 
 def with_counts(request: Request, counts: Mapping[str, int]) -> Request:

@@ -5,7 +5,7 @@ The section repeats the request, so that a plan is checked without another file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -30,6 +30,10 @@ _EVERY_SPLIT_CORES = 12
 """Most cores for which every split is allowed; devices of more cores are split into powers of two."""
 _GIB = 1 << 30
 _MIB = 1 << 20
+
+
+Unmeasured = Callable[[Mapping[str, str]], Sequence[str]]
+"""Takes the models of tenants by name; returns a sentence for each problem of a tenant that cannot be planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +112,15 @@ def read_request(
     path: Path,
     known: Mapping[str, KnownTenant] | None = None,
     applications: Mapping[str, KnownApplication] | None = None,
+    unmeasured: Unmeasured = lambda models: (),
 ) -> Request:
     """Read a file of tenants, applications and devices.
 
     `known` and `applications` give the values that tables leave out, by name. Without them, a tenant's model has the
-    tenant's name, and a missing SLO is an error. Raises PlanError with the file, the key and the expected value.
+    tenant's name, and a missing SLO is an error. `unmeasured` gets the model of each tenant, and says what keeps
+    tenants from being planned. Raises PlanError with the file, the key and the expected value, or all such tenants.
     """
-    return _request_of(read_toml(path, PlanError), str(path), known or {}, applications or {})
+    return _request_of(read_toml(path, PlanError), str(path), known or {}, applications or {}, unmeasured)
 
 
 def parse_request(
@@ -124,7 +130,7 @@ def parse_request(
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
     """As `read_request`, for a text; `where`: its name in errors. Raises PlanError."""
-    return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
+    return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {}, lambda models: ())
 
 
 class TenantsSection(FileSection):
@@ -228,7 +234,11 @@ def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _request_of(
-    table: dict[str, Any], where: str, known: Mapping[str, KnownTenant], applications: Mapping[str, KnownApplication]
+    table: dict[str, Any],
+    where: str,
+    known: Mapping[str, KnownTenant],
+    applications: Mapping[str, KnownApplication],
+    unmeasured: Unmeasured,
 ) -> Request:
     if "plan" in table:
         raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")
@@ -238,6 +248,13 @@ def _request_of(
         its = known.get(str(tenant.get("name"))) or known.get(str(tenant.get("model")))
         if its:
             tenant.update({"model": its.model, "slo_ms": its.slo_ns / NS_PER_MS} | tenant)
+    named = {str(each["name"]): each for each in _tables(table, "tenant") if "name" in each}
+    faults = [*unmeasured({name: str(each.get("model", name)) for name, each in named.items()})]
+    if not faults:
+        lacking = [name for name, each in named.items() if "slo_ms" not in each]
+        faults = [f"tenant {name!r}: slo_ms is missing; add a line like 'slo_ms = 100'" for name in lacking]
+    if faults:
+        raise PlanError(*(f"{where}: {each}" for each in faults))
     for application in _tables(table, "application"):
         whole = applications.get(str(application.get("name")))
         if whole:

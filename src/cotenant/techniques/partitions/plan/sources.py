@@ -177,6 +177,8 @@ def repository_memory_bytes(version: ModelVersion) -> int:
 
 
 def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileCosts:
+    if root is not None and not path.exists():
+        raise PlanError(f"{root}: has no profile yet: run 'cotenant profile {root}'")
     profile = load_profile(path)
     latencies, tails = (
         {name: LatencyModel(model.table(each)) for name, model in profile.models.items()} for each in (quantile, TAIL)
@@ -185,6 +187,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     memory = dict.fromkeys(profile.models, 0)
     known: dict[str, KnownTenant] = {}
     owners: dict[str, str] = {}
+    models: dict[str, str] = {}
     stale: dict[str, str] = {}
     interference, groups, tail_groups = None, None, None
     content = path.read_bytes() + quantile.encode()
@@ -193,8 +196,8 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     else:
         changed = changes(root, profile.contents)
         for found in readable_versions(root):  # unreadable ones are in no profile
-            if found.tenant not in profile.models:
-                continue
+            if found.tenant not in profile.models or models.setdefault(found.tenant, found.model) != found.model:
+                continue  # a tenant owns one model, as in a server
             names = (found.tenant, found.model) if found.is_default else (found.tenant,)
             for name in names:
                 if name in profile.models and name != found.tenant:
