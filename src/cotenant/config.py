@@ -145,7 +145,8 @@ class ServerSection(_Section, frozen=True):
     Without it, metrics and loading are served at `http_port` and `grpc_port` only if `host` is a loopback address.
     `max_answer_mib` bounds the outputs of one launch: a query that exceeds it alone fails. `load_limit_s` bounds each
     step of loading, testing and measuring a model in the child process. `frontends` is the number of front-end
-    processes; with 0 the engine's process serves clients.
+    processes; with 0 the engine's process serves clients. With `replace`, a server takes the place of the one that runs
+    at its addresses.
     """
 
     host: str = "127.0.0.1"
@@ -158,6 +159,7 @@ class ServerSection(_Section, frozen=True):
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
     frontends: Annotated[int, Meta(ge=0, le=64)] = 1
+    replace: bool = False
 
     @property
     def max_answer_bytes(self) -> int:

@@ -14,10 +14,14 @@ import typer
 from cotenant.cli.options import AsJson, LogLevel, Repository, SettingsOptions, Stale, print_json, settings_of
 from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
+from cotenant.errors import CotenantError
 from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig, ServerSection
+    from cotenant.serve.client_sockets import ClientSockets
+    from cotenant.serve.frontend.grpc_server import GrpcServer
+    from cotenant.serve.frontend.http_server import HttpServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +78,42 @@ def serve(
 
 def _serve(repository: Path, settings: ServerConfig, signals: StopSignals, run: RunOptions) -> None:
     """Serve from this process only."""
-    from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
+    from cotenant.serve.client_sockets import ClientSockets
+    from cotenant.serve.frontend.front_ends import front_ends, retire_front_ends, stop_front_ends
     from cotenant.serve.serving import Serving
 
     section = settings.server
-    serving = Serving(repository, settings, stale=run.stale)
-    servers = front_ends(serving.server, section, serving.loop)
+    sockets = ClientSockets(section)
+    try:
+        serving = Serving(repository, settings, stale=run.stale)
+        servers = front_ends(serving.server, section, serving.loop)
+    except BaseException:
+        sockets.close()
+        raise
     signals.guard(section.drain_s, serving.server.cancel_loads, serving.close_trace)
     signals.on_hangup = serving.hang_up
     try:
-        ports = {name: each.start() for name, each in servers.items()}
-        serving.start(
-            records=run.trace
-        )  # after binding its ports: a second server must not overwrite the trace of the first
+        if not sockets.replaces:
+            _listen(servers, sockets)
+        serving.start(records=run.trace)  # after binding its ports
         if signals.stopped.is_set():
             return
         serving.follow_plan()
-        _say_ready(section, ports, serving.report(), as_json=run.as_json)
+        state = serving.report()
+        if sockets.replaces:
+            _check_ready(state)
+            _listen(servers, sockets)
+        sockets.take_over()
+        _say_ready(section, sockets.ports, state, as_json=run.as_json)
         signals.stopped.wait()
     finally:
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
+        if sockets.is_taken:
+            retire_front_ends(servers.values(), until_s)
         have_ended = serving.stop(until_s)
         stop_front_ends(servers.values(), until_s)
         serving.close()
+        sockets.close()
         if (
             signals.stopped.is_set() and not have_ended
         ):  # a thread still computes, and would crash on unloaded libraries
@@ -111,13 +128,31 @@ def _serve_in_processes(repository: Path, settings: ServerConfig, signals: StopS
     section = settings.server
     processes = ServerProcesses(repository, settings, frontends=section.frontends, records=run.trace, stale=run.stale)
 
+    def on_up() -> None:
+        if processes.sockets.replaces:
+            _check_ready(processes.report)
+        processes.sockets.take_over()
+        _say_ready(section, processes.sockets.ports, processes.report, as_json=run.as_json)
+
     def stop() -> None:
         assert signals.until_s is not None
         processes.wake(signals.until_s)
 
     signals.guard(section.drain_s, stop, processes.kill)
     signals.on_hangup = processes.wake
-    processes.run(lambda: _say_ready(section, processes.ports, processes.report, as_json=run.as_json))
+    processes.run(on_up)
+
+
+def _listen(servers: Mapping[str, HttpServer | GrpcServer], sockets: ClientSockets) -> None:
+    for name, each in servers.items():
+        each.start(sockets.all[name])
+
+
+def _check_ready(state: Mapping[str, Any]) -> None:
+    """Raise CotenantError for a model that is not served: the server that runs stays in its place."""
+    if left := [name for name, each in state["models"].items() if each != "READY"]:
+        text = "is not replaced, as this one does not serve all models of the repository"
+        raise CotenantError(f"the running server {text}: {', '.join(map(repr, left))}; the log says why")
 
 
 def _say_ready(section: ServerSection, ports: Mapping[str, int], state: Mapping[str, Any], *, as_json: bool) -> None:

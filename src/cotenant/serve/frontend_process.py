@@ -17,7 +17,7 @@ _LOOK_S = 0.02
 
 def _serve(control: ControlChannel, start: StartServing, listening: list[socket.socket]) -> None:
     from cotenant.serve.engine.loop import ServeLoop
-    from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
+    from cotenant.serve.frontend.front_ends import front_ends, retire_front_ends, stop_front_ends
     from cotenant.serve.link.remote_backend import RemoteBackend
 
     loop = ServeLoop()
@@ -31,13 +31,15 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
     backend = RemoteBackend(start.path, on_open)
     servers = front_ends(backend, start.settings.server, loop, start.frontends)
     loop.submit(backend.keep())
-    end_s = time.monotonic() + _LINK_S
+    end_s = float("inf") if start.replaces else time.monotonic() + _LINK_S
     while not (is_open.wait(_LOOK_S) or select.select([control], [], [], 0)[0] or time.monotonic() > end_s):
         pass  # a connection accepted before the link is open would be refused; another front-end may answer it
     for server, bound in zip(servers.values(), listening, strict=True):
         server.start(bound)
     while (message := control.receive()) is not None:
         if isinstance(message, Stop):
+            if message.retires:
+                retire_front_ends(servers.values(), message.until_s)
             stop_front_ends(servers.values(), message.until_s)
             return
 

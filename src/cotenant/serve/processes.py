@@ -26,7 +26,8 @@ from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.child import ChildProcess
 from cotenant.execute.worker.worker_keeper import WorkerKeeper
-from cotenant.serve.listening import BACKLOG, listen
+from cotenant.serve.client_sockets import ClientSockets
+from cotenant.serve.listening import BACKLOG
 
 ENGINE = "engine"
 FRONTEND_NICE = 7
@@ -54,13 +55,16 @@ class StartServing(Struct, frozen=True, tag=True):
     records: bool = True
     stale: bool = False
     frontends: int = 1
-    has_admin: bool = False
+    replaces: bool = False
+    """Front-ends accept connections only when all models are loaded, however long that takes."""
 
 
 class Stop(Struct, frozen=True, tag=True):
     """To a process: finish current work by this time of the monotonic clock."""
 
     until_s: float
+    retires: bool = False
+    """To a front-end: another server accepts connections from now on. Connections end after their next answer."""
 
 
 class HangUp(Struct, frozen=True, tag=True):
@@ -143,16 +147,14 @@ class _Kept:
 class ServerProcesses:
     """Supervisor of an engine and `frontends` front-end processes.
 
-    One thread calls all methods except `wake`, and lives as long as the processes. `ports` has the keys "http_port",
-    "grpc_port" and, if configured, "admin_port". Raises CotenantError when an address cannot be listened on.
+    One thread calls all methods except `wake`, and lives as long as the processes. Raises CotenantError when an address
+    cannot be listened on.
     """
 
     def __init__(self, repository: Path, settings: ServerConfig, *, frontends: int, records: bool, stale: bool) -> None:
-        section = settings.server
-        self.ports: dict[str, int] = {}
+        self.sockets = ClientSockets(settings.server)
         self.report: dict[str, Any] = {}
         """What the engine serves, as it reported; empty before it is up."""
-        self._clients: list[socket.socket] = []
         self._folder = tempfile.mkdtemp(prefix="cotenant-")
         self._woken, self._waking = socket.socketpair()
         self._waking.setblocking(False)
@@ -160,30 +162,21 @@ class ServerProcesses:
         self._keeper = WorkerKeeper(self._selector)
         self._stop_s: float | None = None
         self._hangs_up = False
-        wanted = [("http_port", section.host, section.http_port), ("grpc_port", section.host, section.grpc_port)]
-        if section.admin_port is not None:
-            wanted.append(("admin_port", section.admin_host or section.host, section.admin_port))
+        path = os.path.join(self._folder, "engine")
+        self._engine_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            for name, host, port in wanted:
-                bound = listen(host, port, {"http_port": "HTTP", "grpc_port": "gRPC"}.get(name, "administration"))
-                self._clients.append(bound)
-                self.ports[name] = bound.getsockname()[1]
-            path = os.path.join(self._folder, "engine")
-            self._engine_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._clients.append(self._engine_socket)
             self._engine_socket.bind(path)
             self._engine_socket.listen(BACKLOG)
         except BaseException:
             self._let_go()
             raise
-        self._start = StartServing(
-            str(repository), settings, path, records, stale, frontends, has_admin=section.admin_port is not None
-        )
+        is_next = self.sockets.replaces
+        self._start = StartServing(str(repository), settings, path, records, stale, frontends, replaces=is_next)
         engine = _Kept(ENGINE, "cotenant.serve.engine_process", 0, sockets=[self._engine_socket])
         self._all = [engine]
         for number in range(1, frontends + 1):
             made = _Kept(f"frontend-{number}", "cotenant.serve.frontend_process", FRONTEND_NICE)
-            made.sockets = self._clients[: len(wanted)]
+            made.sockets = list(self.sockets.all.values())
             self._all.append(made)
 
     def run(self, on_up: Any) -> None:
@@ -201,6 +194,7 @@ class ServerProcesses:
                 if not is_reported and all(each.is_up for each in self._all):
                     is_reported = True
                     on_up()
+                    self._start = msgspec.structs.replace(self._start, replaces=False)
         except BaseException:
             self.kill()
             raise
@@ -320,13 +314,16 @@ class ServerProcesses:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Stop the engine, which drains, and then the front-ends, which write its last answers."""
+        """Stop the engine, which drains, and then the front-ends, which write its last answers. If another server has
+        the sockets, the front-ends end first: the engine answers the requests on their connections meanwhile."""
         self._pass_hangup()
         until_s = self._stop_s or time.monotonic()
-        for group in (self._all[:1], self._all[1:]):
+        retires = self.sockets.is_taken
+        groups = self._all[:1], self._all[1:]
+        for group in reversed(groups) if retires else groups:
             for each in group:
                 if each.control is not None:
-                    each.control.send(Stop(until_s))
+                    each.control.send(Stop(until_s, retires))
             while any(each.control is not None for each in group):
                 left_s = until_s + _END_S - time.monotonic()
                 found = self._selector.select(max(0.0, left_s))
@@ -344,7 +341,8 @@ class ServerProcesses:
 
     def _let_go(self) -> None:
         self._keeper.close()
-        for each in (*self._clients, self._woken, self._waking):
+        self.sockets.close()
+        for each in (self._engine_socket, self._woken, self._waking):
             each.close()
         self._selector.close()
         shutil.rmtree(self._folder, ignore_errors=True)

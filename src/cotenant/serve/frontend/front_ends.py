@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from cotenant.config import ServerSection
 from cotenant.serve.engine.loop import ServeLoop
@@ -43,11 +44,21 @@ def front_ends(
     return found
 
 
+def retire_front_ends(servers: Iterable[HttpServer | GrpcServer], until_s: float) -> None:
+    """Let all servers accept no further connections, as another process does, and end each connection after its next
+    answer. Returns when none is left, or when half of the time until `until_s` of the monotonic clock has passed."""
+    _on_threads([partial(each.retire, (until_s - time.monotonic()) / 2) for each in servers])
+
+
 def stop_front_ends(servers: Iterable[HttpServer | GrpcServer], until_s: float) -> None:
     """Stop all servers. Clients may read answers until `until_s` of the monotonic clock, at least _LEAST_GRACE_S."""
     grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
-    stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in servers]
-    for thread in stopping:
+    _on_threads([partial(each.stop, grace_s) for each in servers])
+
+
+def _on_threads(calls: Iterable[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=each, daemon=True) for each in calls]
+    for thread in threads:
         thread.start()
-    for thread in stopping:
+    for thread in threads:
         thread.join()

@@ -52,6 +52,9 @@ _IDLE_S = 300.0
 _SILENT_S = 60.0
 """Seconds of silence after which a client with open streams gets a PING; it has as long again to answer."""
 
+_LEAVE_S = 1.0
+"""Seconds without streams after which a retiring connection is closed: requests that were on their way have arrived."""
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -258,6 +261,8 @@ class H2Connection(asyncio.BufferedProtocol):
         if too_many:
             self.is_over = True
             transport.close()
+        elif self._others.is_retiring:
+            self.retire()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End all streams of a lost connection."""
@@ -531,7 +536,7 @@ class H2Connection(asyncio.BufferedProtocol):
         if self.is_over:
             return
         if not self._streams:
-            if now_s - self._used_s > _IDLE_S:
+            if now_s - self._used_s > (_LEAVE_S if self._others.is_retiring else _IDLE_S):
                 self.shut_down()
             return
         if now_s - self._heard_s > _SILENT_S and not self._is_ping_sent:
@@ -547,6 +552,17 @@ class H2Connection(asyncio.BufferedProtocol):
                 stream.reset()
             elif stream.receiver is not None and not stream.has_ended:
                 stream.receiver.check_timeouts(now_s)
+
+    def retire(self) -> None:
+        """Let the client open further streams on another connection; streams that arrive meanwhile are answered."""
+        if self.is_over or self._is_stopping:
+            return
+        self._used_s = max(self._used_s, self._loop.time())
+        try:
+            self.h2.send_shutdown_notice()
+        except NGH2Error as error:
+            self.end_by(error)
+        self._flush()
 
     def shut_down(self) -> None:
         """Finish the requests in progress and accept no other."""

@@ -388,7 +388,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchange = None
         if self._is_over:
             return
-        self._write(answer, is_last=self._others.has_too_many_malformed(self._malformed))
+        is_last = self._others.has_too_many_malformed(self._malformed)
+        self._write(answer, is_last=is_last or (self._others.is_retiring and not self._data))
         if self._is_over:
             return
         if self._is_held:
@@ -462,6 +463,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if taken_s > limit_s + came / _BYTES_PER_S:
             self._write(self._app.malformed(408, f"the {what} was not complete within {limit_s:g} s"), is_last=True)
+
+    def retire(self) -> None:
+        """End the connection after its next answer: `_finish` looks at `is_retiring`."""
 
     def shut_down(self) -> None:
         """Finish the request in progress and accept no other."""

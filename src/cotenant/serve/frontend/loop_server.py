@@ -35,6 +35,9 @@ class ServedConnection(Protocol):
     def check_timeouts(self, now_s: float) -> None:
         """Enforce time limits; called every second with the time of the loop."""
 
+    def retire(self) -> None:
+        """End the connection after its next answer, as another process serves new connections."""
+
     def shut_down(self) -> None:
         """Finish the requests in progress and accept no other."""
 
@@ -70,6 +73,7 @@ class LoopServer(ABC, Generic[A, C]):
         self._app: A | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[C] = set()
+        self._opened: OpenConnections[C] | None = None
         self._timeout_task: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -105,6 +109,12 @@ class LoopServer(ABC, Generic[A, C]):
             raise
         return port
 
+    def retire(self, limit_s: float) -> None:
+        """Stop listening, and end each connection after its next answer. Returns when no connection is left, or after
+        `limit_s` seconds; `stop` follows."""
+        if self._loop is not None and limit_s > 0:
+            self._loop.submit(self._retire(limit_s)).result()
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Stop listening, wait `grace_s` seconds for requests in progress, then cancel them. Safe to repeat."""
         app, loop, self._app = self._app, self._loop, None
@@ -120,7 +130,7 @@ class LoopServer(ABC, Generic[A, C]):
     async def _listen(self, app: A, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         connections: OpenConnections[C] = self._make_connections(app)
-        self._connections = connections.all
+        self._opened, self._connections = connections, connections.all
         self._server = await loop.create_server(lambda: self._make_connection(connections), sock=bound, backlog=BACKLOG)
         self._timeout_task = loop.create_task(self._check_timeouts())
 
@@ -130,6 +140,14 @@ class LoopServer(ABC, Generic[A, C]):
             await asyncio.sleep(_TIMEOUT_CHECK_S)
             for connection in list(self._connections):
                 connection.check_timeouts(loop.time())
+
+    async def _retire(self, limit_s: float) -> None:
+        if self._server is not None and self._opened is not None:
+            self._server.close()
+            self._opened.is_retiring = True  # for connections that are accepted and not yet made
+            for connection in list(self._connections):
+                connection.retire()
+            await _until_empty(self._connections, limit_s)
 
     async def _end(self, grace_s: float) -> None:
         if self._timeout_task is not None:

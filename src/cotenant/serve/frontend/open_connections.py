@@ -25,6 +25,8 @@ class OpenConnections(Generic[C]):
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.all: set[C] = set()
+        self.is_retiring = False
+        """Each connection ends after its next answer: another process serves new connections."""
         self._by_address: Counter[str] = Counter()
         self._malformed: Counter[str] = Counter()
         """Malformed requests by address in the current window."""
