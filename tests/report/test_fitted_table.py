@@ -41,12 +41,64 @@ def test_no_cell_is_cut(width: int, rows: list[tuple[str, list[str]]], columns: 
     assert max(map(len, text.splitlines())) <= width
     words = text.replace("│", " ").replace("┃", " ").split()
     for word in [
-        "tenant",
         *heads,
         *(name for name, _ in rows),
         *(cell for _, cells in rows for cell in cells[:columns]),
     ]:
         assert word in words
+
+
+def printed(table: FittedTable, width: int) -> str:
+    console = Console(width=width, file=StringIO(), markup=False)
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def counts(name: str) -> FittedTable:
+    table = FittedTable("tenant", "slowest answer", "failed", "remark", optional=["failed"])
+    table.columns[1].justify = table.columns[2].justify = "right"
+    table.add_row(name, "12345.6", "0", "")
+    table.add_row("total", "0", "0", "", style="bold")
+    return table
+
+
+def test_only_columns_without_information_are_left_out() -> None:
+    words = printed(counts("vision"), 80).split()
+    assert {"tenant", "slowest", "answer", "vision", "12345.6", "total"} <= {*words}
+    assert not {"failed", "remark"} & {*words}
+    table = counts("vision")
+    table.add_row("audio", "1", "2", "is slow")
+    assert {"failed", "remark", "2", "slow"} <= {*printed(table, 80).split()}
+
+
+def test_a_table_gives_up_its_frame_before_it_is_stacked() -> None:
+    framed, narrow, stacked = (printed(counts("vision"), width) for width in (80, 18, 14))
+    assert framed.startswith("┏")
+    assert [line.split() for line in narrow.splitlines()] == [
+        ["slowest"],
+        ["tenant", "answer"],
+        ["─" * 18],
+        ["vision", "12345.6"],
+        ["total", "0"],
+    ]
+    assert stacked.splitlines()[0] == "vision"
+    assert "slowest answer" in " ".join(stacked.split())
+
+
+def test_blocks_show_the_same_cell_in_the_same_place() -> None:
+    table = FittedTable("tenant", *(head for at in range(6) for head in (f"count of {at}",)), "remark", title="Title")
+    table.add_row("a" * 40, *"123456", "long words " * 10)
+    table.add_row("b", *(str(10**at) for at in range(6)), "")
+    lines = printed(table, 60).splitlines()
+    assert lines[0] == "Title"
+    assert lines[1] == "a" * 40
+    first = next(line for line in lines if "count of 1 2" in line)
+    second = next(line for line in lines if "count of 1 10" in line)
+    assert first.index("count of 1") == second.index("count of 1")
+    assert " ".join(" ".join(lines).split()).count("long words") == 10
+    assert sum("remark" in line for line in lines) == 1
+    assert max(map(len, lines)) <= 60
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from cotenant.load.result import LAG_LIMIT_NS, LiveStats, TenantLive
 from cotenant.report.fitted_table import FittedTable
-from cotenant.report.tables import attainment_style, milliseconds, percent
+from cotenant.report.tables import LOSSES, attainment_style, milliseconds, percent
 from cotenant.types import Outcome
 
 
 def live_table(stats: LiveStats) -> RenderableType:
     """One line for each tenant, a progress bar and the generator's send lag; for `rich.live.Live.update`."""
-    table = FittedTable(title=None)
+    table = FittedTable(optional=LOSSES)
     table.add_column("tenant")
     for column in (
         *("SLO ms", "offered", "in flight", "answered", "late", "dropped", "rejected", "failed"),

@@ -9,15 +9,14 @@ from cotenant.report.fitted_table import FittedTable
 
 __all__ = ["attainment_style", "milliseconds", "outcome_table", "percent", "to_json"]
 
+LOSSES = ("late", "dropped", "rejected", "failed", "cancelled", "excluded")
+"""Columns that tables leave out while no query ended so."""
 _COLUMNS = (
     "tenant",
     "SLO ms",
     "offered",
     "answered",
-    "late",
-    "dropped",
-    "rejected",
-    "failed",
+    *LOSSES,
     "p50 ms",
     "p99 ms",
     "goodput/s",
@@ -47,33 +46,25 @@ def attainment_style(share: float | None) -> str:
 
 
 def outcome_table(summary: Summary, title: str) -> FittedTable:
-    """One line for each tenant and, with several, a total.
-
-    The columns `cancelled` and `excluded` (from attainment) appear only with such queries.
-    """
-    extra = tuple(name for name in ("cancelled", "excluded") if getattr(summary.total, name))
-    table = FittedTable(title=title, show_footer=False)
-    for column in _COLUMNS[:8] + extra + _COLUMNS[8:]:
+    """One line for each tenant and, with several, a total. The columns LOSSES appear only with such queries."""
+    table = FittedTable(title=title, optional=LOSSES)
+    for column in _COLUMNS:
         table.add_column(column, justify="left" if column == "tenant" else "right")
     for line in summary.tenants:
-        table.add_row(*_cells(line, extra))
+        table.add_row(*_cells(line))
     if len(summary.tenants) > 1:
         table.add_section()
-        table.add_row(*_cells(summary.total, extra), style="bold")
+        table.add_row(*_cells(summary.total), style="bold")
     return table
 
 
-def _cells(line: TenantSummary, extra: tuple[str, ...]) -> list[Text | str]:
+def _cells(line: TenantSummary) -> list[Text | str]:
     return [
         Text(line.tenant),
         milliseconds(line.slo_ms),
         str(line.offered),
         str(line.answered),
-        _count(line.late),
-        _count(line.dropped),
-        _count(line.rejected),
-        _count(line.failed),
-        *(_count(getattr(line, name)) for name in extra),
+        *(_count(getattr(line, name)) for name in LOSSES),
         milliseconds(line.p50_ms),
         milliseconds(line.p99_ms),
         f"{line.goodput_per_s:.1f}",
