@@ -22,7 +22,7 @@ from cotenant.measure.loader_process import Loader
 from cotenant.policies.registry import make_policy
 from cotenant.serve.server import Server
 from cotenant.types import Outcome
-from cotenant.wire.api import ServeError
+from cotenant.wire.api import ServeError, Status
 from cotenant.work import Share
 from repositories import X, config, scaled, write_model
 from stubborn_models import looping
@@ -57,11 +57,24 @@ def server(tmp_path: Path) -> Iterator[Server]:
     loader.close()
 
 
+def reason_of(server: Server, name: str) -> str:
+    """Why a model is unavailable, to a server and to its front-ends."""
+    with pytest.raises(ServeError) as caught:
+        server.metadata(name, "")
+    assert caught.value.status is Status.UNAVAILABLE
+    with pytest.raises(ServeError) as told:
+        server.directory().find(name, "")
+    assert told.value.message == caught.value.message
+    return caught.value.message
+
+
 @pytest.mark.usefixtures("turns")
 def test_a_start_is_not_held_up_by_a_model_that_never_ends(tmp_path: Path) -> None:
     write_model(tmp_path, "a_loop", config(more="priority = 1") + LOOPING, {1: looping})
     write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
+    write_model(tmp_path, "with_plain", config("plain", max_batch=4), {1: lambda: scaled(1.0)})
     server = Server(tmp_path, ServerConfig(device=TWO))
+    assert reason_of(server, "nobody") == "model 'nobody': the server is starting or stopping; try again later"
     is_served = threading.Event()
 
     class See(Watch):
@@ -73,6 +86,15 @@ def test_a_start_is_not_held_up_by_a_model_that_never_ends(tmp_path: Path) -> No
     start.start()
     assert is_served.wait(2 * WAIT_S)
     assert start.is_alive()
+    assert server.metadata("plain", "").name == "plain"
+    waits = "model 'with_plain' is not served: it is starting: it waits to be loaded, 2 models before it"
+    assert reason_of(server, "with_plain") == waits
+    assert "'a_loop' is not served: it is starting: " in reason_of(server, "a_loop")
+    assert {each.name: each.reason for each in server.index(ready_only=False)}["with_plain"] in waits
+    for find in (server.metadata, server.directory().find):
+        with pytest.raises(ServeError, match="'nobody' is unknown") as caught:
+            find("nobody", "")
+        assert caught.value.status is Status.NOT_FOUND
     server.cancel_loads()
     start.join(WAIT_S)
     assert not start.is_alive()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -128,6 +129,8 @@ class Loader:
         """Its thread starts the children: a child ends with the thread that started it."""
         self._resting: list[_Child] = []
         self._idle: threading.Timer | None = None
+        self.on_step: Callable[[str, str], None] = lambda model, step: None
+        """Called with the model and the step that its load begins or waits for."""
 
     def load(self, spec: VersionSpec) -> LoadReport:
         """Load a version. A version that does not end on sample values gets an assumed profile and a warning.
@@ -199,7 +202,8 @@ class Loader:
             raise VersionLoadError(text, is_internal=True) from None
         limit_mib = spec.found.config.tenant.memory_limit_mib
         try:
-            report = child.load(spec, where, self._limit_s, None if limit_mib is None else round(limit_mib * _MIB))
+            most = None if limit_mib is None else round(limit_mib * _MIB)
+            report = child.load(spec, where, self._limit_s, most, partial(self.on_step, spec.found.model))
         except VersionLoadError:
             self._keep(child)
             raise
@@ -240,7 +244,9 @@ class _Child:
         self._base_bytes = 0
         """Resident memory before it opened a model."""
 
-    def load(self, spec: VersionSpec, where: str, limit_s: float, memory_bytes: int | None) -> LoadReport:
+    def load(
+        self, spec: VersionSpec, where: str, limit_s: float, memory_bytes: int | None, on_step: Callable[[str], None]
+    ) -> LoadReport:
         """Run a load in the child. Raises _LostError, VersionLoadError and LoadCancelledError."""
         if not self._base_bytes:
             self._receive("starting", None, time.monotonic() + _START_LIMIT_S, None, where)
@@ -249,11 +255,14 @@ class _Child:
         with suppress(OSError):  # it has died: detected below
             self._pipe.send_bytes(encode(spec))
         with ExitStack() as measuring:
-            return self._follow(where, limit_s, most, measuring)
+            return self._follow(where, limit_s, most, measuring, on_step)
 
-    def _follow(self, where: str, limit_s: float, most: int, measuring: ExitStack) -> LoadReport:
+    def _follow(
+        self, where: str, limit_s: float, most: int, measuring: ExitStack, on_step: Callable[[str], None]
+    ) -> LoadReport:
         """Follow the steps of a load to its end; `measuring` holds the lock for measurements."""
         step, facts = "opening its files", None
+        on_step(step)
         until = time.monotonic() + limit_s
         while True:
             message = self._receive(step, facts, until, most, where)
@@ -261,7 +270,10 @@ class _Child:
                 case _Step(step, found, waits):
                     facts = found or facts
                     if waits:
+                        if self._measuring.locked():
+                            on_step("it waits until another model is measured")
                         self._wait_to_measure(where, measuring)
+                    on_step(step)
                     until = time.monotonic() + limit_s
                 case _Said(logger, level, text):
                     if not self._is_quiet:

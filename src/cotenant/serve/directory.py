@@ -31,13 +31,14 @@ class Named(Protocol[T_co]):
         """Why the name is not served; empty where it is."""
 
 
-def look_up(named: Named[T_co] | None, name: str, version: str, *, is_open: bool) -> T_co:
-    """Find the served version of a name. `named` is None for an unknown name; `is_open`: the server accepts queries.
+def look_up(named: Named[T_co] | None, name: str, version: str, *, are_known: bool) -> T_co:
+    """Find the served version of a name. `named` is None for an unknown name; `are_known`: the names of the repository
+    are known, which they are as soon as the server begins to load models.
 
     Raises ServeError: NOT_FOUND for an unknown name or version, UNAVAILABLE with the reason for one not served.
     """
     if named is None or not named.fronts:
-        if not is_open:
+        if named is None and not are_known:
             raise ServeError(Status.UNAVAILABLE, f"model {name!r}: the server is starting or stopping; try again later")
         if named is not None:
             raise ServeError(Status.UNAVAILABLE, f"model {name!r} is not served: {named.reason}")
@@ -88,14 +89,15 @@ class ShutGates(Struct, frozen=True, array_like=True, tag=True):
 
 
 class Directory(Struct, frozen=True, array_like=True, tag=True):
-    """All names of a server. `is_open`: the server accepts queries."""
+    """All names of a server. `is_open`: all models are loaded; `are_known`: as for `look_up`."""
 
     is_open: bool = False
     names: dict[str, NameState] = {}
+    are_known: bool = False
 
     def find(self, name: str, version: str) -> Front:
         """Find the served version of a name. Raises ServeError as `look_up` does."""
-        return look_up(self.names.get(name), name, version, is_open=self.is_open)
+        return look_up(self.names.get(name), name, version, are_known=self.are_known)
 
     def is_ready(self, name: str, version: str) -> bool:
         """Whether a model accepts queries. Raises ServeError (NOT_FOUND) for an unknown name."""

@@ -41,14 +41,8 @@ from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.policies.registry import make_policy
 from cotenant.predict.online import OnlineModel
-from cotenant.repository import (
-    UnknownModelError,
-    application_names,
-    is_application,
-    learnt_factors_path,
-    load_order,
-    model_names,
-)
+from cotenant.repository import UnknownModelError, application_names, is_application, load_order, model_names
+from cotenant.repository.paths import learnt_factors_path
 from cotenant.repository.sources import bare_words
 from cotenant.serve.directory import Directory, refusal_of
 from cotenant.serve.engine.clock import Clock, RealClock
@@ -154,6 +148,7 @@ class Server(Backend):
         self.services = services_of(self)
         checks = self._cuts_of, self.names.check_tenants
         self.model_loader = ModelLoader(self.root, settings, self._executor, *checks, self._unlocked)
+        self.model_loader.loader_process.on_step = self.names.loading
 
     def outlive(self, workers: WorkerStarter, loads: StoredLoads) -> None:
         """Let worker processes, and results of loads, stay for the next process when this one dies. Before `start`."""
@@ -177,10 +172,12 @@ class Server(Backend):
             _log.warning("%s has no models yet: %s", self.root.name, text)
         for service in self.services:
             service.start()
+        first, rest = load_order(self.root, names)
+        rest += application_names(self.root)
+        self.names.expect([*first, *rest])
         with ThreadPoolExecutor(self.model_loader.loader_process.most, "cotenant-start") as pool:
-            first, rest = load_order(self.root, names)
             list(pool.map(self._load_first, first))
-        for name in (*rest, *application_names(self.root)):
+        for name in rest:
             self._load_first(name)
         if self._is_stopping:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,6 +73,7 @@ class NameTable:
         self._executor = executor
         self.on_change: Callable[[], None] = lambda: None
         self._entries: dict[str, NameEntry] = {}
+        self._are_known = False
         self._shares_ns: Mapping[str, Mapping[str, int]] = {}
 
     # --- looking a name up ----------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class NameTable:
 
     def find(self, name: str, version: str) -> Served:
         """Find the served version of a name. Raises ServeError as `directory.look_up` does."""
-        return look_up(self._entries.get(name), name, version, is_open=self._is_open())
+        return look_up(self._entries.get(name), name, version, are_known=self._are_known)
 
     def directory(self) -> Directory:
         """Directory of all names for front-ends."""
@@ -95,7 +96,7 @@ class NameTable:
             )
             for name, entry in list(self._entries.items())
         }
-        return Directory(self._is_open(), names)
+        return Directory(self._is_open(), names, self._are_known)
 
     def _front(self, served: Served) -> Front:
         tenant = served.tenant.name if isinstance(served, ServedModel) else ""
@@ -163,6 +164,20 @@ class NameTable:
             yield IndexEntry(name, "", "UNAVAILABLE", entry.reason)
 
     # --- changing what serves a name ------------------------------------------------------------------------------
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Record the names of the repository, in the order in which the server will load them."""
+        for place, name in enumerate(names):
+            before = f"{place} model{'s' if place > 1 else ''} before it" if place else "it is the first"
+            self._entries[name] = NameEntry(reason=f"it is starting: it waits to be loaded, {before}")
+        self._are_known = True
+        self.on_change()
+
+    def loading(self, name: str, step: str) -> None:
+        """Record the step of a load, as the reason why the name is not served; a served name stays as it is."""
+        entry = self.get(name)
+        if not entry.is_declared:
+            self._set(name, replace(entry, reason=f"it is starting: {step}"))
 
     def put_model(self, name: str, versions: Mapping[str, ServedModel], unserved: Mapping[str, str]) -> None:
         """Serve a name by a model."""
