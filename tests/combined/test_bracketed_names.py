@@ -102,7 +102,7 @@ def test_text_has_the_names_of_the_json(run: Run, folder: Path, line: str, reque
 
 
 @LINES
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
 def test_no_cell_is_cut_in_a_terminal(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, columns: str, request: pytest.FixtureRequest
 ) -> None:

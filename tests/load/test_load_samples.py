@@ -89,6 +89,6 @@ def test_live_table_shows_every_tenant() -> None:
         console.print(live_table(stats))
     row = next(line for line in capture.get().splitlines() if "ocr" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        *("ocr", "400", "45", "5", "30", "0", "10", "0", "0", "120", "–", "6.0", "75.0 %")
+        *("ocr", "400", "45", "5", "30", "10", "120", "–", "6.0", "75.0 %")
     ]
     assert "5 of 10 s" in capture.get()

@@ -35,8 +35,8 @@ class FittedTable(Table):
     """A Table that fits the width of its console. Numbers and names stay whole, texts are wrapped, nothing is cut.
 
     Without room for all columns, the table loses its frame. Without room then, each row becomes a block: its first
-    `keys` cells, and below them the other cells with their headings. Columns of empty cells are left out, as are those
-    with a heading in `optional` whose cells are all zero.
+    `keys` cells, and below them the other cells with their headings. Columns of empty cells are left out, and
+    columns of zeros if `optional` has their heading.
     """
 
     def __init__(self, *headers: Any, keys: int = 1, optional: Collection[str] = (), **options: Any) -> None:
