@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from cotenant.errors import ConfigError
-from cotenant.files import convert, read_toml
+from cotenant.errors import ConfigError, expected_one_of
+from cotenant.files import convert, read_toml, to_table
 from cotenant.policies.registry import RENAMED_OPTIONS, options_of, policy_class, typed_options
 
 NS_PER_MS = 1_000_000
@@ -136,6 +136,23 @@ class ApplicationConfig(_Section, frozen=True):
     """The `config.toml` of an application."""
 
     application: ApplicationSection
+
+
+_Owner = TypeVar("_Owner", TenantSection, ApplicationSection)
+_NOT_SIMULATED = ("name", "memory_limit_mib", "stage", "outputs")
+"""Keys that say which measurements and which models belong to a tenant, or have no effect on a simulation."""
+
+
+def with_keys(section: _Owner, keys: Mapping[str, object], name: str) -> _Owner:
+    """The section of a tenant or application with other values of some keys, read as those of its file.
+
+    `name` is that of the tenant, for errors. Raises ConfigError for an unknown key or a value outside its range.
+    """
+    known = [each for each in section.__struct_fields__ if each not in _NOT_SIMULATED]
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"command line: tenant.{name} has no key {key!r}, {expected_one_of(key, known)}")
+    return convert({**to_table(section), **keys}, type(section), "command line", ConfigError, f"tenant.{name}")
 
 
 class ServerSection(_Section, frozen=True):

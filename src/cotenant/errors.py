@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -49,3 +51,10 @@ class PlanError(CotenantError):
 
 class ProtocolViolationError(CotenantError):
     """A component broke the contract of the core (a policy overbooked a core, an executor ended a launch twice)."""
+
+
+def expected_one_of(name: str, known: Iterable[str]) -> str:
+    """End of a sentence on an unknown name: the known names, and the nearest of them, if any is similar."""
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    return f"expected one of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")

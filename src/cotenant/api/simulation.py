@@ -110,8 +110,9 @@ class SimulatedRun(Tabular):
 class Simulation:
     """A workload and the profile of a repository, ready to be simulated under policies.
 
-    `chosen` are keys of `cotenant.toml`, by SECTION.KEY. `policies` are names, by default that of the settings. `warn`
-    is called with sentences for the user. Raises CotenantError for files that are missing, wrong or stale.
+    `chosen` are keys of `cotenant.toml`, by SECTION.KEY, and of tenants, by tenant.NAME.KEY. `policies` are names, by
+    default that of the settings. `warn` is called with sentences for the user. Raises CotenantError for files that are
+    missing, wrong or stale, and for wrong keys.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class Simulation:
         warn: Callable[[str], None],
     ) -> None:
         over = dict(chosen)
-        self._chosen = {key.removeprefix("policy."): over.pop(key) for key in list(over) if key.startswith("policy.")}
+        self._chosen = _taken(over, "policy.")
+        tenants = _taken(over, "tenant.")
         self._settings = settings = settings_of(repository, over)
         self._spec = spec = workload if options.factor == 1.0 else scale(workload, options.factor)
         self._options, self._warn = options, warn
@@ -139,7 +141,7 @@ class Simulation:
         self._profile = profile = load_profile(profile_path(repository))
         changed = changes(repository, profile.contents, tenants_of(repository, spec))
         refuse_changes(changed, repository, stale=options.is_stale)
-        scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
+        scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares, tenants)
         kept = registry.load_all(registry.KEPT_PLANS)
         plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
         named = str(self._chosen.pop("name", settings.policy.name))
@@ -223,7 +225,8 @@ def simulate(
     """Simulate a workload with the profile of a repository under one policy; no model runs.
 
     `workload` is a file, a Workload, or the tables of a file as a mapping. `policy` is by default that of the
-    settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}.
+    settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}, and of
+    tenants, as {"tenant.resnet.slo_ms": 50}.
     `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before it.
     `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `stale` accepts a profile of models
     that changed since.
@@ -247,6 +250,11 @@ def simulate(
     made = Simulation(spec, Path(repository), settings, policies, options, _log.warning)
     [found] = made.runs([spec.seed if seed is None else seed])
     return found
+
+
+def _taken(chosen: dict[str, object], section: str) -> dict[str, object]:
+    """Remove the keys of a section, which ends with a dot, and return them without it."""
+    return {key.removeprefix(section): chosen.pop(key) for key in list(chosen) if key.startswith(section)}
 
 
 def _both(losses: LossAccount, writer: Log | None) -> Log:

@@ -143,7 +143,11 @@ class SettingsOptions:
     )
     assigned: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of cotenant.toml; can be repeated."),
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="Set a key of cotenant.toml; 'simulate' also takes tenant.NAME.KEY=VALUE. Can be repeated.",
+        ),
     ] = None
 
     def chosen(self, **flags: object) -> dict[str, object]:

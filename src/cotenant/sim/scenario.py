@@ -9,7 +9,7 @@ measures them).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from math import exp, prod
@@ -18,16 +18,16 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from typing_extensions import override
 
 from cotenant import registry
-from cotenant.config import NS_PER_MS, PolicySection
+from cotenant.config import NS_PER_MS, PolicySection, load_application_config, with_keys
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
-from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.errors import ConfigError, InvalidValueError, expected_one_of
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
@@ -163,13 +163,33 @@ class Follower(Protocol):
         """Observe an event and its actions. Returns the next event, if any."""
 
 
-def _members(root: Path, workload: Workload) -> tuple[dict[str, ApplicationSpec], dict[str, ModelVersion]]:
-    """The applications of a workload, and all models, stages included. Raises ConfigError."""
+def _members(
+    root: Path, workload: Workload, chosen: Mapping[str, object] = MappingProxyType({})
+) -> tuple[dict[str, ApplicationSpec], dict[str, ModelVersion]]:
+    """The applications of a workload, and all models, stages included, with `chosen` keys. Raises ConfigError."""
     models = dict.fromkeys(load.model for load in workload.tenants)
     declared = application_names(root)
     specs = {name: read_application(root, name) for name in models if name in declared}
     stages = [stage.model for spec in specs.values() for stage in spec.stages]
     members = {model: default_version(root, model) for model in dict.fromkeys((*models, *stages)) if model not in specs}
+    keys: dict[str, dict[str, object]] = {}
+    for text, value in chosen.items():
+        name, dot, key = text.rpartition(".")
+        if not dot:
+            raise ConfigError(f"command line: the key is tenant.{key}, expected tenant.NAME.KEY, as tenant.NAME.slo_ms")
+        keys.setdefault(name, {})[key] = value
+    for name, spec in specs.items():
+        if name in keys:
+            section = with_keys(load_application_config(spec.path), keys.pop(name), name)
+            specs[name] = replace(spec, slo_ns=round(section.slo_ms * NS_PER_MS), priority=section.priority)
+    for model, found in members.items():
+        name = found.tenant if found.tenant in keys else model
+        if name in keys:
+            config = structs.replace(found.config, tenant=with_keys(found.config.tenant, keys.pop(name), name))
+            members[model] = replace(found, config=config)
+    for name in keys:
+        known = [*specs, *(found.tenant for found in members.values())]
+        raise ConfigError(f"command line: the workload has no tenant {name!r}, {expected_one_of(name, known)}")
     return specs, members
 
 
@@ -185,14 +205,28 @@ def scenario_of(
     lanes: tuple[Share, ...],
     quantile: str,
     shares_ns: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    chosen: Mapping[str, object] = MappingProxyType({}),
 ) -> Scenario:
     """Read the tenants of the workload's models, and applications, from a repository.
 
-    `shares_ns` is the division of the SLO of an application among its stages by a plan. Raises ConfigError for a model
-    without a profile, and for queries that a server refuses: too many rows, or an undeclared shape.
+    `shares_ns` is the division of the SLO of an application among its stages by a plan. `chosen` are keys of tenants,
+    by TENANT.KEY, that replace those of their files. An SLO of the workload sets the deadlines of the queries of its
+    load. The SLO of a tenant is the longest of its loads. An SLO in `chosen` replaces those of the workload.
+
+    Raises ConfigError for a model without a profile, for queries that a server refuses (too many rows, or an undeclared
+    shape), and for wrong keys.
     """
-    specs, members = _members(root, workload)
-    tenants = {model: _tenant(root, model, found, profile) for model, found in members.items()}
+    specs, members = _members(root, workload, chosen)
+    slo_ns = {name: spec.slo_ns for name, spec in specs.items()}
+    slo_ns |= {model: round(found.config.tenant.slo_ms * NS_PER_MS) for model, found in members.items()}
+    fixed = {text.rpartition(".")[0] for text in chosen if text.endswith(".slo_ms")}
+    fixed |= {model for model, found in members.items() if found.tenant in fixed}
+    workload = _with_slos(workload, slo_ns, fixed)
+    slo_ns |= {
+        load.model: max(each.slo_ns or 0 for each in workload.tenants if each.model == load.model)
+        for load in workload.tenants
+    }
+    tenants = {model: _tenant(root, model, found, profile, slo_ns[model]) for model, found in members.items()}
     shapes = {model: len(found.config.model.shapes) for model, found in members.items()}
     tables = {tenant.name: profile.models[tenant.name].table(quantile) for tenant in tenants.values()}
     applications: dict[str, SimulatedApplication] = {}
@@ -203,7 +237,7 @@ def scenario_of(
         graph = replace(spec.graph.divided(shares_ns.get(name, {})), smallest=least)
         applications[name] = SimulatedApplication(graph, stage_tenants)
         most = min([tenant.max_batch for tenant in stage_tenants])
-        whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority, max_batch=most)
+        whole[name] = Tenant(name, slo_ns[name], priority=spec.priority, max_batch=most)
         shapes[name] = _declared(spec, shapes)
     owners = tuple((tenants | whole)[load.model] for load in workload.tenants)
     for load, owner in zip(workload.tenants, owners, strict=True):
@@ -211,6 +245,15 @@ def scenario_of(
         if reason is not None:
             raise ConfigError(reason)
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
+
+
+def _with_slos(workload: Workload, slo_ns: Mapping[str, int], fixed: Collection[str]) -> Workload:
+    """The workload with an SLO in each load: its own, or that of its model if it has none or the model is `fixed`."""
+    loads = [
+        structs.replace(load, slo_ns=slo_ns[load.model] if load.model in fixed else load.slo_ns or slo_ns[load.model])
+        for load in workload.tenants
+    ]
+    return structs.replace(workload, tenants=tuple(loads))
 
 
 def _smallest(shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:
@@ -228,14 +271,14 @@ def _declared(spec: ApplicationSpec, shapes: Mapping[str, int]) -> int:
     return 1
 
 
-def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile) -> Tenant:
+def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile, slo_ns: int) -> Tenant:
     measured = profile.models.get(found.tenant)
     if measured is None:
         raise ConfigError(f"model {model!r} has no profile: run 'cotenant profile {root}'")
     section = found.config.tenant
     return Tenant(
         name=found.tenant,
-        slo_ns=round(section.slo_ms * NS_PER_MS),
+        slo_ns=slo_ns,
         cuts=measured.cuts,
         max_batch=measured.merged_rows(found.config.model.max_batch),
         weight=section.weight,
@@ -260,7 +303,8 @@ def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) ->
         own = (
             owner.priority if owner.name in scenario.applications else 0
         )  # stages have the priority of their application
-        slo = owner.slo_ns if load.timeout_ns is None else min(owner.slo_ns, load.timeout_ns)
+        slo = load.slo_ns or owner.slo_ns
+        slo = slo if load.timeout_ns is None else min(slo, load.timeout_ns)
         yield Query(
             number,
             owner.name,
