@@ -14,6 +14,7 @@ import typer
 from cotenant.cli.options import AsJson, LogLevel, Repository, SettingsOptions, Stale, print_json, settings_of
 from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
+from cotenant.linux import require
 from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def serve(
 
     With a plan, SIGHUP reloads the plan file and switches to it without losing queries. Else SIGHUP has no effect.
     """
+    require("cotenant serve")
     ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
     chosen = settings.chosen(policy=policy, isolation=isolation, host=host, frontends=frontends, **ports)
     with StopSignals() as signals:  # before loading libraries, which takes seconds
