@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from cotenant.errors import CotenantError
+from cotenant.linux import open_flags
 
 T = TypeVar("T")
 STATE_FOLDER = ".cotenant"
@@ -237,7 +238,7 @@ def open_regular(path: Path, error: type[CotenantError], hint: str = "", most_by
         return error(f"{path}: cannot be read ({reason}){'; ' if hint else ''}{hint}")
 
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
+        file = os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY")), "rb")
     except OSError as found:
         raise wrong(found.strerror) from None
     except ValueError as found:  # a null byte in the name
@@ -311,9 +312,10 @@ def write_whole(path: Path, content: bytes) -> None:
             return
         partial = target.with_name(f".{secrets.token_hex(8)}.part")
         try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+            flags = open_flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
+            with open(os.open(partial, flags, 0o666), "wb") as file:
                 if before is not None:
-                    os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                    os.chmod(partial, stat.S_IMODE(before.st_mode))
                 file.write(content)
             os.replace(partial, target)
         except BaseException:
@@ -336,16 +338,6 @@ def append_entry(path: Path, entry: Any) -> None:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
-
-
-def processor_facts() -> dict[str, str]:
-    """Fields of the first processor in /proc/cpuinfo ("model name", "flags", ...); empty without it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    lines = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
-    return {field.strip(): value.strip() for field, _, value in lines}
 
 
 def read_entries(path: Path) -> Iterator[Any]:

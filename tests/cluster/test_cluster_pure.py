@@ -27,10 +27,11 @@ from cotenant.cluster.node_plans import (
     routing_table_of,
 )
 from cotenant.cluster.node_server import node_config
-from cotenant.cluster.note import Note, read_note, started
+from cotenant.cluster.note import Note, read_note
 from cotenant.cluster.ray_fleet import need_ray, node_of
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodePlan, NodeReport, Served
 from cotenant.errors import InvalidValueError, PlanError
+from cotenant.linux import start_time
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.follow import FollowSettings, PlanFollower, Reason
 from cotenant.techniques.partitions.plan.scaling import ScalingSettings
@@ -333,7 +334,7 @@ def test_a_note_of_a_process_that_has_ended_is_none(tmp_path_factory: pytest.Tem
         read_note(path)
     Note(path).write(Address("127.0.0.1", 70, 8))  # taken over
     assert read_note(path)["http_port"] == 70
-    assert started(1 << 30) == ""
+    assert start_time(1 << 30) == ""
 
 
 def test_folders_of_agents_that_ended_are_removed_and_no_others(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from cotenant.errors import ConfigError
-from cotenant.files import Milliseconds, Seconds, convert, load, processor_facts, read_toml, save, to_table, toml_text
+from cotenant.files import Milliseconds, Seconds, convert, load, read_toml, save, to_table, toml_text
 
 SCALARS = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), st.text(max_size=6))
 KEYS = st.text(min_size=1, max_size=4)
@@ -72,12 +72,3 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         path.write_bytes(text)
         with pytest.raises(ConfigError, match=r"file: is not a whole/1 file \(.*\); remove it and make it"):
             load(path, Whole, "whole/1", ConfigError, "make it")
-
-
-def test_the_first_processor_is_described() -> None:
-    facts = processor_facts()
-    if Path("/proc/cpuinfo").exists():
-        assert facts["processor"] == "0"
-        assert all(field == field.strip() and value == value.strip() for field, value in facts.items())
-    else:
-        assert facts == {}

@@ -33,23 +33,20 @@ def no_driver() -> Any:
     raise GpuError("the package cuda-bindings is not installed; torch for CUDA 13 brings it")
 
 
-def test_the_cpu_is_the_one_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_is_the_one_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = this_cpu()
     assert cpu.cores == tuple(sorted(os.sched_getaffinity(0)))
     assert cpu.installed >= len(cpu.cores)
     assert cpu.memory_bytes > 1 << 28
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 3})
-    monkeypatch.setattr(
-        devices, "processor_facts", lambda: {"model name": "Chip <X>", "flags": "fpu avx2 fma amx_tile"}
+    (folder := tmp_path / "sys/devices/system/cpu/cpu0/cache/index0").mkdir(parents=True)
+    for name, text in {"level": "2", "type": "Unified", "size": "2048K\n"}.items():
+        (folder / name).write_text(text)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor: 0\nmodel name\t: Chip <X>\nflags: fpu avx2 fma amx_tile\n\nflags:"
     )
-    texts = {
-        "level": "2",
-        "type": "Unified",
-        "size": "2048K\n",
-    }
-    monkeypatch.setattr(devices, "_read", lambda path: texts.get(str(path)) or texts.get(Path(path).name, ""))
-    monkeypatch.setattr(Path, "glob", lambda *_: iter([Path("/index0")]))
-    cpu = this_cpu()
+    cpu = this_cpu(tmp_path)
     assert (cpu.model, cpu.cores, cpu.simd) == ("Chip <X>", (3, 5), ("fma", "avx2", "amx_tile"))
     assert cpu.caches == {"L2": 2 << 20}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import platform
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from client import until
-from cotenant.execute import sched_slice as slices
+from cotenant import linux
 from cotenant.execute.sched_slice import DEFAULT, SHORT_NS, current_slice, default_slice, set_slice
 from cotenant.execute.threads.lanes import Lane
 from cotenant.wire.client import infer_once
@@ -99,7 +99,7 @@ def are_set(pid: int) -> bool:
 
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(linux, "IS_LINUX", False)
     assert not set_slice(SHORT_NS)
     assert current_slice() is None
     with default_slice():
@@ -107,6 +107,6 @@ def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_GET", dict.fromkeys(slices._GET, 1 << 20))
+    monkeypatch.setitem(linux._CALLS, "sched_getattr", {platform.machine(): 1 << 20})
     assert not set_slice(SHORT_NS)
     assert current_slice() is None

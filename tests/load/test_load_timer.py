@@ -15,7 +15,7 @@ MS = 1_000_000
 @pytest.fixture(params=["timerfd", "loop"])
 def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "loop":
-        monkeypatch.setattr(module, "_timerfd", lambda: None)
+        monkeypatch.setattr(module, "timer_descriptor", lambda: None)
 
 
 @pytest.mark.usefixtures("_kind")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.linux import busy_s
 from cotenant.measure import busy
-from cotenant.measure.busy import OthersTime, busy_s
+from cotenant.measure.busy import OthersTime
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -21,11 +22,13 @@ def stat(*cores: tuple[int, ...]) -> str:
     return "\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *lines, "intr 5", "ctxt 7"])
 
 
-def test_idle_time_and_guests_do_not_count() -> None:
+def test_idle_time_and_guests_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
     text = stat((1, 2, 3, 100, 100, 4, 5, 6, 50, 50), (7, 0, 0, 9, 9, 0, 0, 0, 0, 0), (1000,) * 10)
-    assert busy_s(text, (0, 1)) == pytest.approx(28 / TICKS)
-    assert busy_s(text, (1,)) == pytest.approx(7 / TICKS)
-    assert busy_s("", (0, 1)) == 0
+    assert busy_s((0, 1), tmp_path) == 0
+    (tmp_path / "proc/stat").write_text(text)
+    assert busy_s((0, 1), tmp_path) == pytest.approx(28 / TICKS)
+    assert busy_s((1,), tmp_path) == pytest.approx(7 / TICKS)
 
 
 @given(wall_s=st.floats(0.0, 100), own=st.floats(0, 1), others=st.floats(0, 1), count=st.integers(1, 64))
@@ -45,8 +48,7 @@ def test_the_share_of_others_is_what_was_busy_without_this_process(
     assert watch.is_disturbed == (watch.share > busy.MOST_OTHERS)
 
 
-def test_without_the_kernels_times_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(busy, "_STAT", tmp_path / "none")
+def test_without_the_kernels_times_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy, "time", SimpleNamespace(monotonic=iter((0.0, 9.0)).__next__))
     with OthersTime((0,)) as watch:
         pass

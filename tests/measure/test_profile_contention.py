@@ -302,7 +302,7 @@ def test_counters_count_or_say_why_not() -> None:
     ],
 )
 def test_the_reason_why_counters_cannot_be_read_is_told(error: int, said: str) -> None:
-    assert re.search(said, cache_counters._reason(error))
+    assert re.search(said, cache_counters._reason(OSError(error, os.strerror(error))))
 
 
 def test_a_canary_takes_time() -> None:

@@ -33,8 +33,9 @@ class Wishes:
 def made(hold_s: float, wishes: Wishes, monkeypatch: pytest.MonkeyPatch, folder: Path, driver: str | None) -> object:
     monkeypatch.setattr("cotenant.serve.engine.cpu_latency_qos.LatencyRequest", lambda _: wishes)
     if driver is not None:
-        (folder / "driver").write_text(driver + "\n")
-    awake = open_cpu_latency_qos(hold_s, folder / "device", folder / "driver")
+        (idle := folder / "sys/devices/system/cpu/cpuidle").mkdir(parents=True)
+        (idle / "current_driver").write_text(driver + "\n")
+    awake = open_cpu_latency_qos(hold_s, folder / "device", folder)
     assert awake is not None
     return awake
 

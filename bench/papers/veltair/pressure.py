@@ -22,7 +22,7 @@ from rich.table import Table
 from bench._registry import BenchError
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.execute.threads.lanes import pin
+from cotenant.linux import pin
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.problem import Problem

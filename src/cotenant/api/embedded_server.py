@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from cotenant.errors import CotenantError
+from cotenant.linux import require
 from cotenant.repository.server_settings import settings_of
 from cotenant.serve.frontend.front_ends import front_ends, stop_front_ends
 from cotenant.serve.frontend.grpc_server import GrpcServer
@@ -48,6 +49,7 @@ class EmbeddedServer:
     ) -> None:
         from cotenant.execute.gpu.hardware_queues import use_all_queues
 
+        require("cotenant.Server")
         use_all_queues(os.environ)
         self._root = Path(repository)
         ports = {"server.http_port": http_port, "server.grpc_port": grpc_port}

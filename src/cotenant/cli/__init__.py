@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from tempfile import NamedTemporaryFile
 
 from cotenant.errors import CotenantError
+from cotenant.linux import IS_LINUX
 
 EXIT_USER_ERROR = 2
 EXIT_INTERNAL_ERROR = 70
@@ -24,7 +25,7 @@ def main() -> None:
 
     from cotenant.cli.signals import end_at_once, ending_at_once
 
-    is_server = sys.argv[1:2] == ["serve"]  # it handles signals itself
+    is_server = sys.argv[1:2] == ["serve"] and IS_LINUX  # it handles signals itself
     with nullcontext(end_at_once()) if is_server else ending_at_once():
         if is_server:  # a closed terminal or an early reload must not end it
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

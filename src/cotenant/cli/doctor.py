@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ def findings(root: Path | None = None) -> Iterator[Finding]:
     from cotenant import linux
 
     root = root or linux.ROOT
+    if not linux.IS_LINUX:
+        yield Finding("system", "note", f"{platform.system()}: no serving here", "docs/platforms.md")
     yield from _cores(root)
     yield from _memory(root)
     yield from _power(root)
@@ -75,7 +78,7 @@ def _cores(root: Path) -> Iterator[Finding]:
     from cotenant import linux
     from cotenant.execute.layout import usable_cores
 
-    cores = sorted(os.sched_getaffinity(0))
+    cores = linux.available_cores()
     quota = linux.cpu_quota(root)
     text = f"{len(cores)} of {os.cpu_count()} usable"
     if quota is None or quota >= len(cores):
@@ -90,15 +93,14 @@ def _cores(root: Path) -> Iterator[Finding]:
         hint = f"give lanes one thread a core: device.cores = {[each[0] for each in twins][:8]}"
         yield Finding("SMT", "note", f"{len(twins)} cores have two or more threads here: lanes slow each other", hint)
     total, steal = linux.core_times(root)
-    share = steal / total if total else 0.0
-    level = "warn" if share > _MOST_STEAL else "ok"
-    yield Finding(
-        "steal time",
-        level,
-        f"{share:.1%} since the start",
-        "the host has more work than cores: take dedicated ones" if level == "warn" else "",
-    )
-    load = os.getloadavg()[0]
+    if total:
+        has_steal_time = steal > _MOST_STEAL * total
+        hint = "the host has more work than cores: take dedicated ones" if has_steal_time else ""
+        level, detail = "warn" if has_steal_time else "ok", f"{steal / total:.1%} since the start"
+        yield Finding("steal time", level, detail, hint)
+    load = linux.load_average()
+    if load is None:
+        return
     busy = load > _MOST_LOAD * len(cores)
     hint = "profiles and latencies are worse while other processes run" if busy else ""
     yield Finding("load", "warn" if busy else "ok", f"{load:.1f} on {len(cores)} cores in the last minute", hint)
@@ -107,7 +109,10 @@ def _cores(root: Path) -> Iterator[Finding]:
 def _memory(root: Path) -> Iterator[Finding]:
     from cotenant import linux
 
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    have = linux.total_memory_bytes()
+    if not have:
+        yield Finding("memory", "note", "unknown on this system")
+        return
     limit = linux.memory_limit_bytes(root)
     least = min(have, limit or have)
     text = f"{have / _GIB:.1f} GiB" + (f", limited to {limit / _GIB:.1f}" if limit and limit < have else "")
@@ -125,6 +130,8 @@ def _power(root: Path) -> Iterator[Finding]:
         hint = "cpupower frequency-set -g performance" if is_slow else ""
         yield Finding("frequency governor", "warn" if is_slow else "ok", governor, hint)
     path = root / "dev/cpu_dma_latency"
+    if not linux.IS_LINUX:
+        return
     if os.access(path, os.W_OK):
         yield Finding("idle states", "ok", "the server may keep cores from sleeping")
     else:
@@ -132,9 +139,12 @@ def _power(root: Path) -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    import resource
+    from cotenant import linux
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = linux.open_file_limits()
+    if limits is None:
+        return
+    soft, hard = limits
     is_low = 0 <= soft < _LEAST_FILES
     detail = f"{'no limit' if soft < 0 else soft} (at most {'no limit' if hard < 0 else hard})"
     yield Finding("open files", "warn" if is_low else "ok", detail, f"ulimit -n {_LEAST_FILES}" if is_low else "")

@@ -15,6 +15,7 @@ from cotenant.cli.options import AsJson, LogLevel, Repository, SettingsOptions, 
 from cotenant.cli.records import with_records
 from cotenant.cli.signals import StopSignals
 from cotenant.errors import CotenantError
+from cotenant.linux import require
 from cotenant.policies import policy_names
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def serve(
 
     With a plan, SIGHUP reloads the plan file and switches to it without losing queries. Else SIGHUP has no effect.
     """
+    require("cotenant serve")
     ports = {"http_port": http_port, "grpc_port": grpc_port, "admin_port": admin_port}
     chosen = settings.chosen(policy=policy, isolation=isolation, host=host, frontends=frontends, **ports)
     with StopSignals() as signals:  # before loading libraries, which takes seconds

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cotenant.cluster.node_server import NodeServer
 from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport
+from cotenant.linux import available_cores
 
 
 class Agent:
@@ -21,7 +22,7 @@ class Agent:
         root = Path(repository)
         if not root.is_dir():
             raise ClusterError(f"{repository}: not a directory here; the repository must be there on every node")
-        there = tuple(cores) or tuple(sorted(os.sched_getaffinity(0)))
+        there = tuple(cores) or available_cores()
         if len(there) < size:
             raise ClusterError(f"the device type has {size} cores, but the agent may use only {len(there)}")
         self._server = NodeServer(root, there[:size], host)

@@ -68,10 +68,12 @@ def up(
     from cotenant.cluster.interfaces import ControllerSettings
     from cotenant.cluster.note import Note
     from cotenant.cluster.ray_fleet import need_ray
+    from cotenant.linux import require
     from cotenant.log import log_to_stderr
     from cotenant.techniques.partitions.plan.follow import FollowSettings
     from cotenant.techniques.partitions.plan.tracking import TrackingSettings
 
+    require("cotenant cluster up")
     need_ray()  # fails early if a package is missing
     log_to_stderr()
     work = read_spec(tenants, repository, profiles, planner, headroom, stale=stale)
@@ -153,12 +155,13 @@ def status(
 @cluster.command()
 def down() -> None:
     """Stop the cluster that 'cotenant cluster up' runs on this machine, and wait until it has ended."""
-    from cotenant.cluster.note import read_note, started
+    from cotenant.cluster.note import read_note
+    from cotenant.linux import start_time
 
     note = read_note()
     os.kill(int(note["pid"]), signal.SIGTERM)
     deadline = time.monotonic() + _STOP_S
-    while started(int(note["pid"])) == note["started"]:
+    while start_time(int(note["pid"])) == note["started"]:
         if time.monotonic() > deadline:
             raise CotenantError(f"the cluster (process {note['pid']}) did not end within {_STOP_S:g} s: kill it")
         time.sleep(0.1)
@@ -167,7 +170,9 @@ def down() -> None:
 
 def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
     """Split the cores of this machine evenly among `nodes`. Raises CotenantError if there are too few cores."""
-    cores = sorted(os.sched_getaffinity(0))
+    from cotenant.linux import available_cores
+
+    cores = available_cores()
     if len(cores) < nodes:
         raise CotenantError(f"--local-nodes is {nodes}, expected at most the number of cores, {len(cores)}")
     each = len(cores) // nodes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from cotenant import linux
 
 _PREFIX = "cotenant-node-"
 _LOCK = "lock"
@@ -20,7 +21,7 @@ class NodeHome:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         unlocked = self.path / f"{_LOCK}.new"
         self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        linux.lock(self._lock)
         unlocked.rename(self.path / _LOCK)  # other processes never see an unlocked lock file
 
     def remove(self) -> None:
@@ -37,7 +38,7 @@ def remove_orphans() -> None:
         with contextlib.suppress(OSError):  # removed already, of another user, or of a live agent
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                linux.lock(lock, waits=False)
                 if os.fstat(lock).st_uid == os.getuid():
                     shutil.rmtree(folder, ignore_errors=True)
             finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cluster.types import Address, ClusterError
+from cotenant.linux import lock, start_time
 
 
 def note_path() -> Path:
@@ -30,7 +30,7 @@ class Note:
         while True:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(self._file, waits=False)
             except OSError:
                 os.close(self._file)
                 raise ClusterError(_refusal(self._path)) from None
@@ -60,7 +60,7 @@ class Note:
         return False
 
     def _write(self, more: Mapping[str, Any]) -> None:
-        note = {"pid": os.getpid(), "started": started(os.getpid()), **more}
+        note = {"pid": os.getpid(), "started": start_time(os.getpid()), **more}
         content = json.dumps(note).encode()
         os.pwrite(self._file, content, 0)
         os.ftruncate(self._file, len(content))
@@ -82,7 +82,7 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         if path.stat().st_uid != os.getuid():
             raise ClusterError(f"{path}: belongs to another user; remove it or set TMPDIR")
         note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return note if started(int(note["pid"])) == note["started"] else None
+        return note if start_time(int(note["pid"])) == note["started"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -94,16 +94,3 @@ def _refusal(path: Path) -> str:
         f"a cluster of this user already runs on this machine{where}: stop it with 'cotenant cluster down' first, or "
         f"set TMPDIR to another folder than {path.parent}"
     )
-
-
-def started(pid: int) -> str:
-    """Start time of a process in clock ticks, which identifies it together with its process ID.
-
-    "" if there is no such process or it is a zombie.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]

@@ -8,7 +8,6 @@ content.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from cotenant import linux
 from cotenant.execute.errors import ModelError
-from cotenant.files import processor_facts, write_whole
+from cotenant.files import write_whole
 
 PATHS = "paths"
 """Sub-folder of a cache with one small file for each model file: the folder with the newest content."""
@@ -37,7 +37,7 @@ class HeldFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        descriptor = _lock(folder, fcntl.LOCK_SH)
+        descriptor = _lock(folder, is_shared=True)
         self._let_go = weakref.finalize(self, os.close, descriptor) if descriptor is not None else None
 
     def close(self) -> None:
@@ -115,8 +115,8 @@ def digest_of(files: Iterable[Path]) -> str:
     Raises ModelError for files that are larger than the memory of the machine: they cannot be run.
     """
     files = list(files)
-    held, most = sum([file.stat().st_size for file in files]), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if held > most:
+    held, most = sum([file.stat().st_size for file in files]), linux.total_memory_bytes()
+    if held > most > 0:
         reason = f"its files have {held / _GIB:.0f} GiB, and the machine has {most / _GIB:.0f} GiB of memory"
         raise ModelError(files[0], reason, "Check that they are the right files")
     digests = [file_digest(file) for file in files]
@@ -132,7 +132,7 @@ def file_digest(path: Path) -> str:
 
 def processor() -> str:
     """Fingerprint of the processor: some optimised graphs depend on its vector instructions."""
-    facts = processor_facts()
+    facts = linux.processor_facts()
     known = [facts.get(field, "") for field in ("model name", "flags", "Features")]
     text = "\0".join((platform.machine(), platform.processor(), *known))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -143,7 +143,7 @@ def sweep(cache_dir: Path) -> None:
 
     Removes nothing while a process opens a model in the cache, nor where files cannot be locked.
     """
-    descriptor = _lock(cache_dir, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    descriptor = _lock(cache_dir)
     if descriptor is None:
         return
     try:
@@ -207,7 +207,7 @@ def _newest_folders(cache_dir: Path) -> set[str]:
 
 
 def _is_idle(folder: Path) -> bool:
-    descriptor = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    descriptor = _lock(folder)
     if descriptor is not None:
         os.close(descriptor)  # no process can open it again: the cache is locked
     return descriptor is not None
@@ -216,7 +216,7 @@ def _is_idle(folder: Path) -> bool:
 @contextlib.contextmanager
 def _while_locked(cache_dir: Path) -> Iterator[None]:
     """Hold a shared lock on the cache: no folder is removed between finding and holding it."""
-    descriptor = _lock(cache_dir, fcntl.LOCK_SH)
+    descriptor = _lock(cache_dir, is_shared=True)
     try:
         yield
     finally:
@@ -224,14 +224,14 @@ def _while_locked(cache_dir: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _lock(folder: Path, how: int) -> int | None:
+def _lock(folder: Path, *, is_shared: bool = False) -> int | None:
     """A descriptor that keeps the folder locked until it is closed; None when it cannot be locked."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, linux.open_flags("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, how)
+        linux.lock(descriptor, is_shared=is_shared, waits=is_shared)
     except OSError:
         os.close(descriptor)
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from cotenant import linux
 from cotenant.execute.protocol import Inputs, LoadSpec, Run
 from cotenant.execute.runner import Runner, to_numpy
-from cotenant.execute.threads.lanes import pin
 from cotenant.work import CPU, Share
 
 
@@ -26,12 +25,12 @@ class CoreTarget:
     @contextmanager
     def at(self, share: Share) -> Iterator[None]:
         """Inside, the calling thread is pinned to the first core of the share."""
-        before = os.sched_getaffinity(0)
-        pin(share.cores[:1])
+        before = linux.available_cores()
+        linux.pin(share.cores[:1])
         try:
             yield
         finally:
-            os.sched_setaffinity(0, before)
+            linux.pin(before)
 
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:

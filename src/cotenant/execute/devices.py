@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant import linux
 from cotenant.execute.gpu.cuda_driver import (
     GREEN_SINCE,
     GpuError,
@@ -22,7 +22,6 @@ from cotenant.execute.gpu.cuda_driver import (
 )
 from cotenant.execute.gpu.sm_groups import split_groups
 from cotenant.execute.gpu.sm_ladder import device_name
-from cotenant.files import processor_facts
 
 _SIMD = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -104,21 +103,16 @@ def survey(
     return Devices(cpu, gpus, _driver_version(), cuda, problem, engines, _sharing(cpu, driver, gpus, problem, engines))
 
 
-def this_cpu() -> Cpu:
+def this_cpu(root: Path = linux.ROOT) -> Cpu:
     """The processor of this machine; facts that the system does not report are empty."""
-    facts = processor_facts()
-    words = set((facts.get("flags") or facts.get("Features", "")).split())
-    caches: dict[str, int] = {}
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
-        caches["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = _bytes(size)
+    words = linux.processor_flags(root).split()
     return Cpu(
-        model=facts.get("model name") or platform.processor() or platform.machine(),
-        cores=tuple(sorted(os.sched_getaffinity(0))),
+        model=linux.processor_name(root),
+        cores=linux.available_cores(),
         installed=os.cpu_count() or 1,
-        caches=caches,
+        caches={name: _bytes(size) for name, size in linux.caches(root).items()},
         simd=tuple(flag for flag in _SIMD if flag in words),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=linux.total_memory_bytes(),
     )
 
 
@@ -195,7 +189,7 @@ def _green(driver: Any, index: int, gpu: Gpu) -> Feature:
 
 
 def _driver_version() -> str:
-    version = _read("/sys/module/nvidia/version").strip()
+    version = linux.nvidia_driver()
     if version or shutil.which("nvidia-smi") is None:
         return version
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -214,10 +208,3 @@ def _bytes(size: str) -> int:
     """Bytes of a size such as '48K'; 0 for any other text."""
     number, unit = size[:-1], size[-1:]
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit] if number.isdecimal() and unit in "KMG" else 0
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

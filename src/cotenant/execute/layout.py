@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.registry import layout_of
-from cotenant.linux import ROOT, cpu_quota
+from cotenant.linux import ROOT, available_cores, cpu_quota
 from cotenant.work import CPU, Machine, Share
 
 
@@ -19,14 +18,14 @@ def usable_cores(root: Path = ROOT) -> tuple[int, ...]:
     The kernel stops all threads of a container with a used-up quota, for the rest of a period of 100 ms. Kubernetes'
     `limits.cpu` without whole cores is such a quota. More lanes than the quota's cores would use it up together.
     """
-    available = tuple(sorted(os.sched_getaffinity(0)))
+    available = available_cores()
     quota = cpu_quota(root)
     return available if quota is None else available[: max(1, int(quota))]
 
 
 def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
     """Cores that the server may use. Raises ConfigError when this process may not use one of them."""
-    available = tuple(sorted(os.sched_getaffinity(0)))
+    available = available_cores()
     missing = [core for core in section.cores if core not in available]
     if missing:
         raise ConfigError(f"{where}: cores names {missing}, but this process may use only {list(available)}")

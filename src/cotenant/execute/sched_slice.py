@@ -7,12 +7,12 @@ shorter slice preempt. On other systems these functions do nothing.
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import create_string_buffer
+
+from cotenant.linux import system_call
 
 SHORT_NS = 100_000
 """Shortest slice that the kernel grants, in ns."""
@@ -21,8 +21,6 @@ DEFAULT = 0
 _FORMAT = "=IIQiIQQQII"
 """struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation."""
 _OTHER, _BATCH = 0, 3
-_SET = {"x86_64": 314, "aarch64": 274}
-_GET = {"x86_64": 315, "aarch64": 275}
 
 
 def set_slice(slice_ns: int) -> bool:
@@ -34,7 +32,11 @@ def set_slice(slice_ns: int) -> bool:
     if attributes is None:
         return False
     size, policy, _, nice, *_ = attributes
-    return _call(_SET, struct.pack(_FORMAT, size, policy, 0, nice, 0, slice_ns, 0, 0, 0, 0)) is not None
+    try:
+        system_call("sched_setattr", 0, struct.pack(_FORMAT, size, policy, 0, nice, 0, slice_ns, 0, 0, 0, 0), 0)
+    except OSError:
+        return False
+    return True
 
 
 def current_slice(thread: int = 0) -> int | None:
@@ -57,18 +59,10 @@ def default_slice() -> Iterator[None]:
 
 def _attributes(thread: int = 0) -> tuple[int, ...] | None:
     """The kernel's scheduling attributes of a thread with an ordinary policy; else None."""
-    found = _call(_GET, bytes(struct.calcsize(_FORMAT)), thread)
-    if found is None:
+    found = create_string_buffer(struct.calcsize(_FORMAT))
+    try:
+        system_call("sched_getattr", thread, found, len(found), 0)
+    except OSError:
         return None
-    attributes = struct.unpack(_FORMAT, found)
+    attributes = struct.unpack(_FORMAT, found.raw)
     return attributes if attributes[1] in (_OTHER, _BATCH) else None
-
-
-def _call(numbers: dict[str, int], content: bytes, thread: int = 0) -> bytes | None:
-    number = numbers.get(platform.machine()) if sys.platform == "linux" else None
-    if number is None:
-        return None
-    buffer = ctypes.create_string_buffer(content, len(content))
-    last = (len(content), 0) if numbers is _GET else (0,)
-    done = ctypes.CDLL(None, use_errno=True).syscall(number, thread, buffer, *last)
-    return buffer.raw if done == 0 else None

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from cotenant.linux import raise_open_file_limit
 from cotenant.load.answer_check import AnswerCheck
 from cotenant.load.clients import (
     Client,
@@ -74,7 +75,7 @@ async def run_load(
 
     Raises LoadError when the server or a model cannot be used.
     """
-    _raise_descriptor_limit()
+    raise_open_file_limit()
     pool = HttpPool(http_url) if http_url is not None else None
     tenants: list[_Tenant] = []
     try:
@@ -338,15 +339,3 @@ class _Run:
 async def _interrupt_on(stop: asyncio.Event, timer: PreciseTimer) -> None:
     await stop.wait()
     timer.interrupt()
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit on sockets to the maximum: with a stalled server each pending query has one."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

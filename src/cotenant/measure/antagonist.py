@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from cotenant.errors import CotenantError
-from cotenant.execute.threads.lanes import pin
+from cotenant.linux import pin
 
 ARRAY_BYTES = 256 << 20
 """Bytes of the arrays; far larger than the last-level cache."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
+
+from cotenant import linux
 
 MOST_OTHERS = 0.1
 """Share of the cores' time taken by other processes above which a measurement counts as disturbed."""
 _LEAST_S = 0.2
 """Shorter measurements are not judged: clocks of processes tick every 10 ms."""
-_STAT = Path("/proc/stat")
-_IDLE = (3, 4)
-"""Columns of a core's times in /proc/stat that count as idle. Columns from _COLUMNS on are part of the user's time."""
-_COLUMNS = 8
 
 
 class OthersTime:
@@ -43,18 +40,4 @@ class OthersTime:
     def _now(self) -> tuple[float, float, float]:
         """In seconds: the wall clock, busy time of the cores, and processor time of this process."""
         took = os.times()
-        try:
-            text = _STAT.read_text(encoding="ascii")
-        except OSError:
-            text = ""
-        return time.monotonic(), busy_s(text, self._cores), took.user + took.system
-
-
-def busy_s(text: str, cores: Sequence[int]) -> float:
-    """Seconds that cores were busy since the machine started, from the text of /proc/stat."""
-    names = [f"cpu{core}" for core in cores]
-    ticks = 0
-    for name, *columns in (line.split() for line in text.splitlines() if line.startswith("cpu")):
-        if name in names:
-            ticks += sum(int(each) for at, each in enumerate(columns[:_COLUMNS]) if at not in _IDLE)
-    return ticks / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), linux.busy_s(self._cores), took.user + took.system

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
 import struct
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from cotenant.errors import CotenantError
+from cotenant.linux import perf_event_paranoid, system_call
 from cotenant.predict.pressure import CacheReading
 
-_CALLS = {"x86_64": 298, "aarch64": 241}
-"""Number of the system call, for which libc has no function."""
 _HW_CACHE, _LAST_LEVEL = 3, 2
 _ACCESS, _MISS = 0, 1
 _ATTRIBUTES = struct.Struct("IIQQQQQIIQ")
 """The first version of perf_event_attr; the kernel recognises it by its size."""
 _CLOSE_ON_EXEC = 8
-_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 
 
 class CacheCounters:
@@ -60,22 +55,18 @@ class CacheCounters:
 
 def _opened(core: int, result: int) -> int:
     """A counter of reads of the last-level cache on one core: all reads, or misses."""
-    number = _CALLS.get(platform.machine())
-    if number is None or os.uname().sysname != "Linux":
-        raise CotenantError(f"counters of the cache cannot be read on {platform.system()} {platform.machine()}")
     kind = _LAST_LEVEL | result << 16
     attributes = _ATTRIBUTES.pack(_HW_CACHE, _ATTRIBUTES.size, kind, 0, 0, 0, 0, 0, 0, 0)
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    file = int(call(number, ctypes.c_char_p(attributes), -1, core, -1, ctypes.c_ulong(_CLOSE_ON_EXEC)))
-    if file >= 0:
-        return file
-    raise CotenantError(f"counters of the cache cannot be read: {_reason(ctypes.get_errno())}")
+    try:
+        return system_call("perf_event_open", attributes, -1, core, -1, _CLOSE_ON_EXEC)
+    except OSError as error:
+        raise CotenantError(f"counters of the cache cannot be read: {_reason(error)}") from None
 
 
-def _reason(error: int) -> str:
-    if error in (errno.EACCES, errno.EPERM):
-        paranoid = _PARANOID.read_text(encoding="ascii").strip() if _PARANOID.exists() else "unknown"
-        return f"not allowed (perf_event_paranoid is {paranoid}): set it to 0 or less, or give the process CAP_PERFMON"
-    if error in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        paranoid = f"perf_event_paranoid is {perf_event_paranoid()}"
+        return f"not allowed ({paranoid}): set it to 0 or less, or give the process CAP_PERFMON"
+    if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
         return "this processor does not offer them here, as in most virtual machines"
-    return os.strerror(error)
+    return error.strerror or str(error)

@@ -12,7 +12,6 @@ the world no contention.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import cores_alone, lanes_of
-from cotenant.execute.threads.lanes import pin
 from cotenant.fair_share import fair_shares
 from cotenant.files import load, save
 from cotenant.graph.dfg import Dfg
+from cotenant.linux import available_cores, pin, require
 from cotenant.measure.antagonist import (
     ARRAY_BYTES,
     ROUNDS,
@@ -155,7 +154,7 @@ def measure_pressure(
 
     Pressure is the antagonists' share of `most_bytes_per_s`. Medians over rounds; pins the thread while it measures.
     """
-    affinity = os.sched_getaffinity(0)
+    affinity = available_cores()
     cores = [core, *(each.core for each in others)]
     counters, no_counters = None, ""
     try:
@@ -181,7 +180,7 @@ def measure_pressure(
                 drawn = sum(each.bytes_per_s for each in moved)
                 found[count].append((median(took), min(1.0, drawn / most_bytes_per_s), reading))
     finally:
-        os.sched_setaffinity(0, affinity)
+        pin(affinity)
         if counters is not None:
             counters.close()
     canaries = [median(ns for ns, _, _ in level) for level in found]
@@ -202,7 +201,7 @@ def measure_sensitivity(
     Latencies are processor time of the calling thread, which runs the model. That includes waits for the memory, but
     not time of other processes on the core. Pins the thread while it measures.
     """
-    affinity = os.sched_getaffinity(0)
+    affinity = available_cores()
     whole = (0, model.unit_count)
     model.prepare([whole])
 
@@ -229,7 +228,7 @@ def measure_sensitivity(
             for values, each in zip(drawn, moved, strict=True):
                 values.append(each.bytes_per_s)
     finally:
-        os.sched_setaffinity(0, affinity)
+        pin(affinity)
     return Sensitivity(
         round(median(solo)), round(median(beside)), tuple(round(median(values)) for values in drawn), len(solo)
     )
@@ -288,7 +287,9 @@ def fit_contention(
 
 
 def contended_cores(root: Path, settings: ServerConfig) -> tuple[int, ...]:
-    """The server's cores, for contention. Raises ConfigError for a GPU, CotenantError for a single core."""
+    """The server's cores, for contention. Raises ConfigError for a GPU, CotenantError for a single core and for another
+    system than Linux."""
+    require("cotenant profile --contention")
     cores = cores_alone(settings.device, "contention is measured", str(root))
     if len(cores) < 2:
         raise CotenantError(f"contention needs two cores at least to be measured, there is {len(cores)}")

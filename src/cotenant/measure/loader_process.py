@@ -18,10 +18,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 
 from msgspec import Struct
 
+from cotenant import linux
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.child import KILLED, ChildProcess
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
@@ -337,15 +337,7 @@ class _Child:
 
 def _free_bytes() -> int:
     """Bytes that a load may use of the memory that is free on this machine, or in its control group."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        free = min(free, max(0, int(limit) - int(used)))
-    return round(_MOST_OF_FREE * free)
+    return round(_MOST_OF_FREE * linux.free_memory_bytes())
 
 
 # --- the child ----------------------------------------------------------------------------------------------------
@@ -367,16 +359,14 @@ def main() -> None:
     import signal
 
     from cotenant.execute.threads.lanes import be_nice, run_gently
-    from cotenant.execute.worker.child import die_with
 
     _, _, descriptor, parent, nice = sys.argv
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server
         signal.signal(number, signal.SIG_IGN)
-    die_with(int(parent))
+    linux.die_with(int(parent))
     be_nice(int(nice))
     run_gently(partial(import_module, "cotenant.measure.loader"))
-    with suppress(OSError):  # out of memory, the kernel ends this process rather than the server
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    linux.end_first()  # out of memory, rather than the server
     with suppress(EOFError, OSError):
         _serve(Connection(int(descriptor)))
     sys.stderr.flush()

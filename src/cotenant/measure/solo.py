@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from cotenant.execute.core_target import CoreTarget
 from cotenant.execute.protocol import LoadSpec, Run, TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import strategies
+from cotenant.linux import thread_waits
 from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
@@ -178,14 +178,9 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
         time.perf_counter() - began < effort.budget_s and len(samples[0]) < effort.max_runs
     ):
         for work, values in zip(works, samples, strict=True):
-            waited, began_ns, start_ns = waits(), time.thread_time_ns(), time.perf_counter_ns()
+            waited, began_ns, start_ns = thread_waits(), time.thread_time_ns(), time.perf_counter_ns()
             work()  # no other statement between the two readings of the wall clock
             wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
-            has_steal_time = is_inline and wall_ns > STEAL_FACTOR * own_ns + STEAL_NS and waits() == waited
+            has_steal_time = is_inline and wall_ns > STEAL_FACTOR * own_ns + STEAL_NS and thread_waits() == waited
             values.append(own_ns if has_steal_time else wall_ns)
     return samples
-
-
-def waits() -> int:
-    """Number of voluntary context switches of the calling thread: own waits, not preemption by other processes."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from cotenant.files import processor_facts
+from cotenant import linux
 from cotenant.work import CPU
 
 _PACKAGES = ("cotenant", "onnxruntime", "numpy", "onnx")
@@ -56,9 +55,7 @@ def _this_gpu(device: str) -> Device:
 
 
 def _this_cpu() -> Device:
-    facts = processor_facts()
-    model = facts.get("model name") or platform.processor() or platform.machine()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    model, cores = linux.processor_name(), len(linux.available_cores())
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -68,11 +65,11 @@ def _this_cpu() -> Device:
     for package in _OPTIONAL:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
-    identity = "|".join((model, facts.get("flags", ""), str(cores), versions["onnxruntime"]))
+    identity = "|".join((model, linux.processor_flags(), str(cores), versions["onnxruntime"]))
     return Device(
         processor=model,
         cores=cores,
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=linux.total_memory_bytes(),
         system=f"{platform.system()} {platform.release()}",
         versions=versions,
         fingerprint=sha256(identity.encode()).hexdigest()[:12],

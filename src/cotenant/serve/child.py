@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cotenant.execute.gpu.hardware_queues import use_all_queues
 from cotenant.execute.sched_slice import SHORT_NS, set_slice
 from cotenant.execute.threads.lanes import be_nice
-from cotenant.execute.worker.child import die_with
+from cotenant.linux import die_with
 from cotenant.log import log_to_stderr
 from cotenant.serve.processes import ControlChannel, StartServing
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from cotenant import linux
 from cotenant.core.actions import Action
 from cotenant.core.events import Event, LaunchEnded, PolicyChanged, TenantAdded, TenantChanged, TenantRemoved
 from cotenant.core.snapshot import Policy
@@ -208,7 +208,7 @@ def _own(path: Path) -> tuple[Path, BinaryIO]:
         own = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         lock = own.with_name(own.name + ".lock").open("ab")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            linux.lock(lock.fileno(), waits=False)
         except BlockingIOError:
             lock.close()
             continue

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cotenant.errors import CotenantError
+from cotenant.linux import require
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
@@ -65,8 +66,9 @@ def spawn(
     """Start a serving command of cotenant ("serve", repository, options) on free ports; `await_ready` follows.
 
     Its log is appended to `log`. It is pinned to `cores` if given; `environment` extends that of this process. It ends
-    with the calling thread. Raises OSError.
+    with the calling thread. Raises OSError, and CotenantError on another system than Linux.
     """
+    require(f"cotenant {words[0]}")
     command = [sys.executable, "-m", "cotenant", *words, "--json", "--http-port", "0", "--grpc-port", "0"]
     leash = [sys.executable, "-I", "-c", _LEASH, str(os.getpid()), ",".join(map(str, cores))]
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ the driver would cost tens of microseconds a launch, and each lane would need a 
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections import deque
@@ -14,13 +13,13 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from cotenant.execute.threads.lanes import left_s
+from cotenant.linux import sleep_precisely
 
 _EARLY, _LATE = 2, 32
 """The next poll is after the time to the predicted end divided by `_EARLY`, or the lateness divided by `_LATE`."""
 _LEAST_NS, _MOST_NS = 10_000, 1_000_000
 """Bounds of the polling interval; the upper one for launches that are late."""
 _FOREVER_NS = 1 << 62
-_SET_TIMER_SLACK = 29  # of Linux's prctl: ns by which a thread may sleep longer than requested
 
 
 class Flight(Protocol):
@@ -113,11 +112,3 @@ def _pause_ns(flight: Flight) -> int:
     """Polling interval of a launch in ns."""
     left = flight.due_ns - time.monotonic_ns()
     return max(_LEAST_NS, left // _EARLY) if left > 0 else min(_MOST_NS, max(_LEAST_NS, -left // _LATE))
-
-
-def sleep_precisely() -> None:
-    """Set the timer slack of the calling thread to 1 ns, where the system supports it."""
-    try:
-        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
+import io
 import re
 import threading
 from collections import deque
@@ -21,6 +19,7 @@ from onnx import TensorProto
 from cotenant.execute.errors import ModelError
 from cotenant.execute.sched_slice import default_slice
 from cotenant.execute.threads.names import Threads, thread_count
+from cotenant.linux import private_memory
 
 Value = Any
 """A numpy array or an `onnxruntime.OrtValue`; strings and sequences as `InferenceSession.run` takes them."""
@@ -157,7 +156,7 @@ class Weights:
         total = sum(_aligned(size) for size in sizes)
         if not total:
             return {}
-        memory = _private_memory(total + _HUGE_PAGE)
+        memory = private_memory(total + _HUGE_PAGE)
         raw = np.frombuffer(memory, dtype=np.uint8)
         at = -raw.ctypes.data % _HUGE_PAGE
         values: dict[str, ort.OrtValue] = {}
@@ -165,7 +164,7 @@ class Weights:
             for tensor, place, size in zip(self._tensors, places, sizes, strict=True):
                 chunk = raw[at : at + size]
                 at += _aligned(size)
-                _fill(file.fileno(), int(place.get("offset", 0)), chunk.data)
+                _fill(file, int(place.get("offset", 0)), chunk.data)
                 kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
                 values[tensor.name] = ort.OrtValue.ortvalue_from_numpy(chunk.view(kind).reshape(tuple(tensor.dims)))
         return values
@@ -202,38 +201,17 @@ def shrinking() -> ort.RunOptions:
     return options
 
 
-def _private_memory(size: int) -> mmap.mmap:
-    """Anonymous memory on huge pages if possible; shared mappings, Python's default, get none."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without huge pages: small ones work too
-            pass
-    return memory
-
-
-def _fill(descriptor: int, offset: int, target: memoryview) -> None:
+def _fill(file: io.FileIO, offset: int, target: memoryview) -> None:
+    file.seek(offset)
     while target:
-        count = os.preadv(descriptor, [target], offset)
+        count = file.readinto(target)
         if not count:
             raise EOFError(f"weights end at byte {offset}")
-        offset += count
         target = target[count:]
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def return_memory() -> None:
-    """Return freed memory to the system: glibc keeps memory of closed sessions, hundreds of MB for large models."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):  # another C library
-        pass
 
 
 _arena_lock = threading.Lock()

@@ -31,7 +31,6 @@ from cotenant.execute.onnx.segment_session import (
     as_ort_value,
     load_session,
     normal_threads,
-    return_memory,
     segment_options,
     session_options,
     shrinking,
@@ -47,6 +46,7 @@ from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of
 from cotenant.graph.rewrite.onnx_rows import row_graph_of
 from cotenant.graph.rewrite.rows import RowGraph
+from cotenant.linux import return_memory
 from cotenant.work import CPU
 
 _Names = tuple[str, ...]

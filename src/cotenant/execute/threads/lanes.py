@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from cotenant.execute.sched_slice import DEFAULT, set_slice
+from cotenant.linux import nice_value, pin, raise_nice
 from cotenant.shortages import start_thread
 from cotenant.work import Share
 
@@ -70,9 +70,7 @@ def be_nice(nice: int) -> None:
     that started it has a short one.
     """
     set_slice(DEFAULT)
-    if hasattr(os, "setpriority"):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), nice))
+    raise_nice(nice)
 
 
 _GENTLY = 5
@@ -85,8 +83,7 @@ def run_gently(work: Callable[[], T]) -> T:
     errors: list[BaseException] = []
 
     def run() -> None:
-        if hasattr(os, "getpriority"):
-            be_nice(min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + _GENTLY))
+        be_nice(min(19, nice_value() + _GENTLY))
         try:
             results.append(work())
         except BaseException as error:
@@ -98,15 +95,3 @@ def run_gently(work: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
-
-
-def pin(cores: tuple[int, ...]) -> None:
-    """Pin the calling thread to cores, if the platform supports it and they exist; else leave it unpinned.
-
-    The cores need not be among those of the thread that started it, often a lane's.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, cores)
-        except OSError:
-            pass

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import torch
 
 from cotenant.execute.threads.names import Threads, thread_count
+from cotenant.linux import available_cores, pin
 
 _mine = threading.local()
 _WORK = 1 << 18  # elements: enough for torch to divide the work among its threads
@@ -32,14 +32,10 @@ def use_threads(threads: Threads) -> None:
 
 
 def _start_pool(cores: tuple[int, ...]) -> None:
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError:  # cores of another machine: leave the threads unpinned
+    before = available_cores()
+    if not pin(cores):  # cores of another machine: leave the threads unpinned
         return
     try:
         torch.ones(_WORK).exp_()
     finally:
-        os.sched_setaffinity(0, before)
+        pin(before)

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
+
+from cotenant import linux
 
 KILLED = "was killed by signal 9"
 """Result of `ChildProcess.wait` for a process that a user, or the kernel out of memory, killed."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when the server's thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before
-        os._exit(1)
-
-
-_UTIME = 11
-"""Where the time in user mode stands in /proc/PID/stat behind the name of the process; that of the kernel follows."""
-
-
-def open_statm(pid: int) -> int:
-    """A descriptor that tells the memory of a process. Raises OSError."""
-    return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def resident_bytes(statm: int) -> int:
-    """Resident memory of the process of `open_statm`, shared pages included; 0 once the process is dead."""
-    try:
-        return int(os.pread(statm, 128, 0).split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used, all threads, in seconds; 0.0 once it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / os.sysconf("SC_CLK_TCK")
 
 
 class ChildProcess:
@@ -64,7 +28,7 @@ class ChildProcess:
             process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
         )
         try:
-            self._statm = open_statm(self._popen.pid)
+            self._statm = linux.open_statm(self._popen.pid)
         except OSError:
             self._popen.kill()
             self._popen.wait()
@@ -77,11 +41,11 @@ class ChildProcess:
 
     def resident_bytes(self) -> int:
         """Resident memory, shared pages included; 0 once it is dead."""
-        return resident_bytes(self._statm)
+        return linux.resident_bytes(self._statm)
 
     def cpu_s(self) -> float:
         """Processor time that it has used, all threads, in seconds; 0.0 once it is gone."""
-        return cpu_s(self._popen.pid)
+        return linux.cpu_s(self._popen.pid)
 
     def kill(self) -> None:
         """Kill the process."""

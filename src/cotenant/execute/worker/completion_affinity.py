@@ -10,17 +10,19 @@ import os
 import threading
 from collections.abc import Iterable
 
+from cotenant import linux
+
 
 class CompletionAffinity:
     """The cores that one thread may use now. Not thread-safe: its supervisor has a lock."""
 
     def __init__(self) -> None:
-        self._all = self._near = os.sched_getaffinity(os.getpid())
+        self._all = self._near = set(linux.available_cores(os.getpid()))
 
     def leave(self) -> None:
         """Let the calling thread, which must be the supervisor's, use all cores."""
         self._near = self._all
-        os.sched_setaffinity(0, self._all)
+        linux.pin(self._all)
 
     def follow(self, thread: threading.Thread, cores: Iterable[int]) -> None:
         """Let the thread wait on these cores; if it is the calling thread, also on its present cores."""
@@ -31,7 +33,4 @@ class CompletionAffinity:
             wanted |= self._near  # migrating a running thread costs more than it gains
         if wanted != self._near and thread.native_id is not None:
             self._near = wanted
-            try:
-                os.sched_setaffinity(thread.native_id, wanted)
-            except OSError:  # a missing core, or a thread that has just ended
-                pass
+            linux.pin(wanted, thread.native_id)

@@ -18,7 +18,6 @@ import time
 from contextlib import suppress
 
 from cotenant.execute.worker.channel import Channel, Reset
-from cotenant.execute.worker.child import cpu_s, open_statm, resident_bytes
 from cotenant.execute.worker.worker_keeper import (
     KeeperLink,
     NextWorker,
@@ -29,6 +28,7 @@ from cotenant.execute.worker.worker_keeper import (
     WorkerNotStarted,
     WorkerStarted,
 )
+from cotenant.linux import cpu_s, open_statm, resident_bytes
 
 _log = logging.getLogger("cotenant.workers")
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from cotenant.execute.threads.lanes import be_nice, run_gently
-from cotenant.execute.worker.child import die_with
+from cotenant.linux import die_with
 
 
 def main() -> None:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 64 << 20
 """Least growth before a shrink, which takes some 0.1 ms for each MiB."""
 _NOISE_BYTES = 1 << 20
 _CALM_LAUNCHES = 16
 _MOST_CALM_LAUNCHES = 1 << 16
-
-
-def private_bytes() -> int:
-    """Resident memory of this process without shared pages; 0 where the system does not report it."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            fields = file.read().split()
-        return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
 
 
 class MemoryWatch:

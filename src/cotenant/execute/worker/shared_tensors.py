@@ -7,7 +7,6 @@ need are returned to the system as a hole in the file, which reads as zeros.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import math
 import mmap
@@ -19,6 +18,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from cotenant import linux
 from cotenant.errors import CotenantError
 from cotenant.execute.runner import RowChunks, joined
 from cotenant.shortages import Resource, report
@@ -77,9 +77,7 @@ class SharedBuffer:
     @classmethod
     def create(cls, name: str) -> SharedBuffer:
         """A new, empty buffer; `name` is only visible in /proc."""
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return cls(descriptor)
+        return cls(linux.anonymous_file(name))
 
     def write(self, tensors: RowChunks) -> tuple[TensorLayout, ...]:
         """Write tensors from the start of the buffer, replacing its content.
@@ -172,10 +170,7 @@ class SharedBuffer:
             return
         kept = max(_KEPT_BYTES, _size_for(self._calm_most))
         self._calm = self._calm_most = 0
-        memory = self._mapped(needed)
-        try:
-            memory.madvise(mmap.MADV_REMOVE, kept, self._reserved - kept)
-        except (AttributeError, OSError):  # unsupported: the pages stay reserved
+        if not linux.free_pages(self._mapped(needed), kept, self._reserved - kept):
             return
         self._reserved = kept
         self._written = {form: known for form, known in self._written.items() if known[2] <= kept}

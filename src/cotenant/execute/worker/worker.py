@@ -36,8 +36,9 @@ from cotenant.execute.worker.channel import (
     Started,
     WasReset,
 )
-from cotenant.execute.worker.memory_watch import MemoryWatch, private_bytes
+from cotenant.execute.worker.memory_watch import MemoryWatch
 from cotenant.execute.worker.shared_tensors import SharedBuffer, TensorLayout
+from cotenant.linux import private_bytes
 from cotenant.work import CPU, Share
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from cotenant.core.actions import Action
 from cotenant.core.events import Event
 from cotenant.execute.protocol import Timing
+from cotenant.linux import ROOT, is_virtual
 
 DEVICE = Path("/dev/cpu_dma_latency")
-_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 _ANY_US = 2_000_000_000
 """Value that the kernel reads as no request. us."""
 _SHALLOW_US = 2
@@ -87,15 +87,11 @@ class LatencyRequest:
             _log.warning("the CPU latency request failed (%s): waking idle cores adds latency", error)
 
 
-def open_cpu_latency_qos(hold_s: float = HOLD_S, device: Path = DEVICE, driver: Path = _DRIVER) -> CpuLatencyQos | None:
+def open_cpu_latency_qos(hold_s: float = HOLD_S, device: Path = DEVICE, root: Path = ROOT) -> CpuLatencyQos | None:
     """Create the observer if the system permits CPU latency requests; else None."""
     try:
         request = LatencyRequest(device)
     except OSError as error:
         _log.info("no CPU latency request (%s): waking idle cores adds latency", error)
         return None
-    try:
-        is_virtual = driver.read_text(encoding="ascii").strip() == "haltpoll"
-    except OSError:
-        is_virtual = False
-    return CpuLatencyQos(hold_s, request, _NONE_US if is_virtual else _SHALLOW_US)
+    return CpuLatencyQos(hold_s, request, _NONE_US if is_virtual(root) else _SHALLOW_US)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from cotenant import linux
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import OBJECTS, TensorLayout, dtype_name, dtype_of, pack, unpack
 from cotenant.serve.link.blocks import Blocks
@@ -53,10 +53,8 @@ class Arena:
     OSError when the system refuses the file."""
 
     def __init__(self, name: str, capacity: int = CAPACITY_BYTES) -> None:
-        self.descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = linux.anonymous_file(name, capacity)
         try:
-            os.ftruncate(self.descriptor, capacity)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._memory = mmap.mmap(self.descriptor, capacity)
         except BaseException:
             os.close(self.descriptor)
@@ -104,7 +102,7 @@ class Arena:
             return
         self._blocks.give_back(block)
         if size >= _LARGE_BYTES and self.resident > self._blocks.used + _KEPT_BYTES:
-            self._memory.madvise(mmap.MADV_REMOVE, block, size)
+            linux.free_pages(self._memory, block, size)
 
     def close(self) -> None:
         """Unmap the memory; the other side's mapping stays valid. Safe to repeat."""

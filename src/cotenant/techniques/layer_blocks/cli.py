@@ -42,12 +42,14 @@ def compile_(
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out
     from cotenant.execute.layout import cores_alone
+    from cotenant.linux import require
     from cotenant.measure.sweep import served_shares
     from cotenant.techniques.layer_blocks.measure.compile_campaign import (
         CompileEffort,
         compile_repository,
     )
 
+    require("cotenant compile")
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     cores_alone(settings.device, "models are compiled")  # not on a GPU
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)

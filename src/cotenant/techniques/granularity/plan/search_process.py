@@ -5,7 +5,6 @@ Its input is a `SearchRequest` as JSON, its output a `StoredJointPlan`, or `null
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Annotated
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from cotenant.linux import raise_nice
 from cotenant.techniques.granularity.joint_plan import StoredJointPlan
 from cotenant.techniques.granularity.plan.joint_search import JointSearch
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT, stored_plan_of
@@ -70,7 +70,7 @@ def search(request: SearchRequest) -> StoredJointPlan | None:
 
 def main() -> None:
     """Read the request from the standard input and write the plan to the standard output."""
-    os.nice(_NICE)
+    raise_nice(_NICE)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
     sys.stdout.buffer.write(msgspec.json.encode(search(request)))
 

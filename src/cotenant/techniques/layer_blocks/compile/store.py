@@ -8,7 +8,6 @@ only if its file has the digest recorded on this machine when it was built.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import threading
 import time
@@ -21,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from cotenant.files import append_entry, read_entries, write_whole
+from cotenant.linux import lock
 from cotenant.techniques.layer_blocks.compile.ckernel import runtime
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs
@@ -214,7 +214,7 @@ class Store:
         """A lock against other processes that write the file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / _LOCK).open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno())
             yield
 
     def _unlink(self, named: Collection[str], wanted: Collection[str]) -> list[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from pathlib import Path
 
 from msgspec import Struct
 
-from cotenant.files import processor_facts
+from cotenant.linux import machine_id, processor_facts
 
 
 class Target(Struct, frozen=True):
@@ -46,11 +45,7 @@ def this_target() -> Target:
 
 def this_maker() -> str:
     """Identity of this machine for its libraries: a digest of its processor and machine id."""
-    try:
-        number = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
-    except OSError:
-        number = ""
     facts = processor_facts()
     known = facts.get("model name", ""), facts.get("flags", "")
-    text = "\0".join((platform.machine(), platform.processor(), *known, number))
+    text = "\0".join((platform.machine(), platform.processor(), *known, machine_id()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

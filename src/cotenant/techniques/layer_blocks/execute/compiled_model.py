@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 import weakref
@@ -27,6 +26,7 @@ from cotenant.execute.runner import array_of
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor, build_dfg
+from cotenant.linux import available_cores
 from cotenant.techniques.layer_blocks.compile.native import Runtime
 from cotenant.techniques.layer_blocks.compile.packing import Array
 from cotenant.techniques.layer_blocks.compile.problem import Problem
@@ -364,7 +364,7 @@ class _Shape:
 def _cores(threads: Threads) -> tuple[int, ...]:
     """The cores of a number of threads, or the threads as given."""
     if isinstance(threads, int):
-        return tuple(sorted(os.sched_getaffinity(0))[:threads]) if threads > 1 else (0,)
+        return available_cores()[:threads] if threads > 1 else (0,)
     return threads
 
 

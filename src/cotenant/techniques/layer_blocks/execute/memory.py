@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cotenant.linux import private_memory
 from cotenant.techniques.layer_blocks.compile.packing import Array, pack_bias, pack_weights
 from cotenant.techniques.layer_blocks.compile.problem import NONE, Problem
 from cotenant.techniques.layer_blocks.execute.nodes import KernelNode
@@ -51,13 +51,7 @@ def _packing_of(node: KernelNode, problem: Problem) -> object:
 def floats(count: int) -> Array:
     """Zeros, aligned to a huge page, and on huge pages where the system has them."""
     size = 4 * count + _HUGE_PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
-    raw: Any = np.frombuffer(memory, np.uint8)
+    raw: Any = np.frombuffer(private_memory(size), np.uint8)
     at = -raw.ctypes.data % _HUGE_PAGE
     made: Array = raw[at : at + 4 * count].view(np.float32)
     return made

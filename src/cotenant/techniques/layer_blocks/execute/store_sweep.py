@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cotenant.files import load
+from cotenant.linux import mapped_by_others
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.problem import Problem
@@ -32,17 +33,10 @@ def mapped(folder: Path) -> set[str]:
     """Names without suffix of the files in a folder that other processes have mapped, as far as they are readable."""
     found: set[str] = set()
     within = f"{folder.resolve()}{os.sep}"
-    for process in Path("/proc").glob("[0-9]*"):
-        if process.name == str(os.getpid()):
-            continue
-        try:
-            lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # it has ended, or is another user's
-            continue
-        for line in lines:
-            _, _, name = line.partition(within)
-            if name:
-                found.add(name.removesuffix(" (deleted)").removesuffix(".so"))
+    for line in mapped_by_others():
+        _, _, name = line.partition(within)
+        if name:
+            found.add(name.removesuffix(" (deleted)").removesuffix(".so"))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from msgspec import Struct
 
 from cotenant.errors import ConfigError
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.threads.lanes import pin
+from cotenant.linux import available_cores, pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.repository import ModelVersion, find_versions, graphs_path, model_names
@@ -95,7 +94,7 @@ def compile_repository(
     backend, store = CKernel(find_compiler()), store_of(graphs_path(root))
     results: dict[str, CompiledResult] = {}
     errors: dict[str, str] = {}
-    before = os.sched_getaffinity(0)
+    before = available_cores()
     with ExitStack() as stack:
         opened = _opened(root, store, errors, stack)
         order = _by_weight(opened, errors, root)
@@ -118,7 +117,7 @@ def compile_repository(
                             raise CompileError(f"{_words(problem)}: {failed[problem]}")
                     results[name] = _judged(root, each, found, pressed, most, store, lanes)
         finally:
-            os.sched_setaffinity(0, before)
+            pin(before)
         on_step(len(order) + more, len(order) + more, "")
         if not errors:  # the needs of a model that could not be opened are unknown
             sweep(store, backend, set(order), {_content(each) for each in opened})

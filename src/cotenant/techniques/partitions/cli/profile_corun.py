@@ -14,6 +14,7 @@ from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
 from cotenant.cli.profile import progress_bar
 from cotenant.errors import ConfigError
+from cotenant.linux import require
 from cotenant.work import CPU, Share
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class CoRunCampaign(ProfileCampaign):
 
     def prepare(self, settings: ServerConfig) -> tuple[ServerConfig, tuple[Share, ...]]:
         """Settings with the splits, and the partitions to profile."""
+        if self.corun:
+            require("cotenant profile --corun")
         settings, self.splits, parts = divided(settings, self.partitions or (), self.corun)
         return settings, parts
 

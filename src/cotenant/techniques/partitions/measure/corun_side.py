@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import Any
 
 from cotenant.errors import CotenantError
-from cotenant.execute.threads.lanes import pin
+from cotenant.linux import pin
 from cotenant.measure.antagonist import ARRAY_BYTES, CopiedMemory
 from cotenant.repository import ModelVersion, find_versions, model_names
 from cotenant.techniques.partitions.coruns import ANTAGONIST, CoRunner

@@ -17,12 +17,12 @@ import torch
 from cotenant.errors import CotenantError
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.chains import WARM_RUNS
-from cotenant.execute.gpu.completions import sleep_precisely
 from cotenant.execute.gpu.streams import Event, Named, Replay, StreamLane, wait_for
 from cotenant.execute.torch.arrays import array_of
 from cotenant.execute.torch.model import TorchModel, first_line
 from cotenant.execute.torch.segment import Segment
 from cotenant.execute.torch.threads import use_threads
+from cotenant.linux import sleep_precisely
 from cotenant.techniques.placement.execute.placeable import LoadedTasks, Placeable
 from cotenant.techniques.placement.execute.placed_tasks import PlacedTask
 from cotenant.techniques.placement.execute.task_run import TaskRun

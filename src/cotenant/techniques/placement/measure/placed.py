@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from cotenant.execute.protocol import LoadSpec, Run
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.strategy import VersionTrial
 from cotenant.files import load, save
+from cotenant.linux import available_cores
 from cotenant.measure.busy import MOST_OTHERS, OthersTime
 from cotenant.measure.solo import Effort, in_turns
 from cotenant.profiles.device import this_device
@@ -59,7 +59,7 @@ def follow_fast(model: Placeable, trial: VersionTrial) -> dict[int, float]:
 
     Undisturbed measurements on this device are reused. The log says which placements are not followed.
     """
-    cores, graphs = tuple(sorted(os.sched_getaffinity(0))), trial.graphs
+    cores, graphs = available_cores(), trial.graphs
     on_gpu = {share.size: share for share in trial.shares} if isinstance(trial.target, StreamTarget) else None
     graph, most = model.graph_path.parent.name, len(cores) if on_gpu is None else 0
     ratios: dict[int, float] = {}
