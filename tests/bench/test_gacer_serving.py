@@ -128,5 +128,8 @@ def test_metrics_by_hand() -> None:
     ]
     summary = serving.summary_of(rows)
     assert summary["joint_gain_vs_edf_points"] == pytest.approx((5.0 + 30.0) / 2)
+    assert summary["joint_gain_vs_unplanned_points"] == pytest.approx((5.0 + 0.0) / 2)
+    earlier = [{name: each for name, each in row.items() if name != serving.UNPLANNED} for row in rows]
+    assert "joint_gain_vs_unplanned_points" not in serving.summary_of(earlier)
     assert summary["joint_gain_vs_streams_points"] == pytest.approx((10.0 + 0.0) / 2)
     assert summary["poisson_worst_vs_edf_points"] == pytest.approx((-5.0 + 2.0) / 2)

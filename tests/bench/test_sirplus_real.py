@@ -49,8 +49,15 @@ def test_wide_models_run_for_real(
     assert all(set(row["chosen_from_ms"]) >= {"sequential", "two lanes", "mixed"} for row in rows)
     assert all(row["pieces"] == 1 for row in rows if row["best"] == "sequential")
     assert "ORT: its parallel executor" in capsys.readouterr().out
-    ratios = {"best_over_sequential": 0.9, "best_over_ort_parallel": 0.5}
-    worse = {"model": "other", "best_over_sequential": 1.2, "best_over_ort_parallel": 2.0}
+    ratios = {"best": "two lanes", "best_over_sequential": 0.9, "best_over_ort_parallel": 0.5}
+    worse = {"model": "other", "best": "sequential", "best_over_sequential": 1.2, "best_over_ort_parallel": 2.0}
     assert real.summary_of([{"model": real.SSD, **ratios}, worse]) == pytest.approx(
-        {"worst_over_sequential": 1.2, "ssd_wide_over_sequential": 0.9, "over_ort_parallel_geomean": 1.0}
+        {
+            "over_sequential_geomean": (0.9 * 1.2) ** 0.5,
+            "placed_over_sequential_geomean": 0.9,
+            "placed_models": 1.0,
+            "worst_over_sequential": 1.2,
+            "ssd_wide_over_sequential": 0.9,
+            "over_ort_parallel_geomean": 1.0,
+        }
     )

@@ -72,6 +72,12 @@ HEADLINES = (
         "simulated cards by roofline, five sets, 24 drawn worlds, median; the paper has no serving",
     ),
     Headline(
+        "the same, over `joint` without plans",
+        "joint_gain_vs_unplanned_points",
+        "points",
+        "as above; equal drop rule and lanes",
+    ),
+    Headline(
         "the same, over a stream for each member",
         "joint_gain_vs_streams_points",
         "points",
@@ -85,7 +91,9 @@ HEADLINES = (
     ),
 )
 _MOST_LANES, _WIDTH = 8, 180
-POLICIES = ("edf", "streams", "streams_naive", "clustered", "clustered_naive")
+UNPLANNED = "clustered_unplanned"
+"""The policy `joint` without plans: its drop rule and its lanes alone."""
+POLICIES = ("edf", "streams", "streams_naive", "clustered", "clustered_naive", UNPLANNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +325,7 @@ def servers_of(plan: JointPlan | None, members: int, beside: Mapping[str, float]
         "streams_naive": Server(edf, {}),
         "clustered": Server(joint_schedule, beside),
         "clustered_naive": Server(joint_schedule, {}),
+        UNPLANNED: Server(replace(joint_schedule, joint_plans=()), beside),
     }
 
 
@@ -391,7 +400,13 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     median over worlds."""
     joint = [row for row in rows if row["part"] == "joint" and row["rate"] == HEADLINE]
     alone = [row for row in rows if row["part"] == "independent"]
+    judged = all(UNPLANNED in row for row in joint)  # results before it was played do not have it
     return {
+        **(
+            {"joint_gain_vs_unplanned_points": _over_worlds(joint, "clustered", (UNPLANNED,), np.mean)}
+            if judged
+            else {}
+        ),
         "joint_gain_vs_edf_points": _over_worlds(joint, "clustered", ("edf",), np.mean),
         "joint_gain_vs_streams_points": _over_worlds(joint, "clustered", ("streams", "streams_naive"), np.mean),
         "poisson_worst_vs_edf_points": _over_worlds(alone, "clustered", ("edf",), np.min),

@@ -2,11 +2,11 @@
 
 The paper's five sets run on its three cards by roofline. On one card they also run with launches from CUDA graphs (1.25
 us) in place of the drawn ones. Further sets are of kernels that were measured on a V100. Plans are found on predicted
-costs of a world and played in the world. The published search (chunks alone, barriers alone, both) has 2,000 rounds. Of
-ours the best few plans are run once beside streams and the best is kept, as the product does it on a device. Where ours
-is compared with the published plan, that has been run beside streams too. `robust`: the same with profiles that are
-15 % off in times and 20 % in needs. Figures over sets and cards are taken in each world; the reported figure is the
-median over worlds.
+costs of a world and played in the world. The published search (chunks alone, barriers alone, both) has 2,000 rounds.
+`unmeasured`: the first plan of ours, as the published one, is not run beside streams, and can be slower. `one`: one
+plan of each is run beside streams and dropped where it is slower. `ours`: so are the best few of ours, as in the
+product. `robust`: the same with profiles that are 15 % off in times and 20 % in needs. Figures over sets and cards are
+taken in each world; the reported figure is the median over worlds.
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ HEADLINES = (
     ),
     Headline(
         "our plans over streams",
+        "ours_unmeasured_over_streams_geomean",
+        "x",
+        "as above; one plan, searched on a belief that is not the world, and never compared with streams there",
+    ),
+    Headline(
+        "the same, the best of four plans and streams",
         "ours_over_streams_geomean",
         "x",
-        "as above; plans are searched on a belief that is not the world, the best few run once",
+        "as above; never slower than streams by construction",
     ),
 )
 _FEWEST = 4
@@ -171,6 +177,7 @@ def geomean(values: Sequence[float]) -> float:
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The metrics, of the paper's sets on its cards, and those of the measured kernels."""
+    rows = [row | {"ours_one_ms": min(row["ours_unmeasured_ms"], row["streams_ms"])} for row in rows]
     paper = [row for row in rows if row["gpu"] in {gpu.name for gpu in GPUS}]
     graphs, measured = ([row for row in rows if row["gpu"] == gpu.name] for gpu in (GRAPHS, V100))
     mean, graphs_mean, measured_mean = (partial(over_worlds, some, of=geomean) for some in (paper, graphs, measured))
@@ -181,10 +188,11 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "both_over_streams_geomean": mean("both", "streams"),
         "ours_over_streams_geomean": mean(OURS, "streams"),
         "both_measured_over_streams_geomean": mean("both_measured", "streams"),
-        "ours_over_both_geomean": mean(OURS, "both_measured"),
+        "ours_over_both_geomean": mean("ours_unmeasured", "both"),
+        "ours_one_over_both_measured_geomean": mean("ours_one", "both_measured"),
         "bound_over_streams_geomean": mean("bound", "streams"),
         "ours_of_bound_geomean": 1 / mean("bound", OURS),
-        "worse_than_streams": _worse(rows),
+        **_slower(rows),
         "robust_ours_over_streams_geomean": mean("robust", "streams"),
         "ours_unmeasured_over_streams_geomean": mean("ours_unmeasured", "streams"),
         "robust_unmeasured_over_streams_geomean": mean("robust_unmeasured", "streams"),
@@ -206,13 +214,17 @@ def given_summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "ours_over_streams": mean(OURS, "streams"),
         "robust_ours_over_streams": mean("robust", "streams"),
         "ours_of_bound": 1 / mean("bound", OURS),
-        "worse_than_streams": _worse(rows),
+        **_slower(rows),
     }
 
 
-def _worse(rows: Sequence[dict[str, Any]]) -> float:
-    """How many plans of ours are slower than streams."""
-    return float(sum(row[f"{name}_ms"] > row["streams_ms"] for row in rows for name in (OURS, "robust")))
+def _slower(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How many plans are slower than streams where streams are not run beside them."""
+    slower = {
+        name: float(sum(row[f"{column}_ms"] > row["streams_ms"] for row in rows))
+        for name, column in (("ours", "ours_unmeasured"), ("both", "both"))
+    }
+    return {f"{name}_slower_than_streams": count for name, count in slower.items()} | {"cases": float(len(rows))}
 
 
 def paper_ratios(data_dir: Path) -> dict[tuple[str, str], dict[str, float]]:

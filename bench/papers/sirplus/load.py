@@ -38,7 +38,7 @@ HEADLINES = (
         "less mean latency at low load, worst detector",
         "latency_gain_pct",
         "%",
-        "simulated, drawn worlds, median; beliefs 10 % off, times 10 % noisy",
+        "simulated, drawn worlds, median; the server runs one placed query at a time in a share",
         paper_figure("SIR+", "Table 6", "FasterRCNN, PF1, low 6 RPS", "mean latency saving over ORT"),
     ),
     Headline(

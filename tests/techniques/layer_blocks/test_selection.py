@@ -17,7 +17,6 @@ from cotenant.techniques.layer_blocks.compile.selection import (
     pruned,
     single_pass,
     uniform,
-    with_fastest,
 )
 
 READINGS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=14).map(
@@ -108,7 +107,6 @@ def test_one_pass_filters_by_the_target_then_takes_the_front() -> None:
     assert single_pass(tied, 50) == ["a", "b", "c"]
     assert single_pass(tied, 50, {"a": [10, 30], "b": [12, 19], "c": [14, 18]}) == ["a", "c"]
     assert single_pass(tied, 5) == ["d", "a", "c"]  # none reaches it: none is filtered
-    assert with_fastest(["mid"], readings) == ["fast", "mid"]
 
 
 def test_targets_are_shares_of_time_or_of_operations() -> None:

@@ -111,7 +111,10 @@ def pruned(names: Sequence[str], times: Times, within: float = WITHIN) -> list[s
 def single_pass(
     readings: Sequence[Reading], target_ns: float, times: Times | None = None, count: int = VERSIONS
 ) -> list[str]:
-    """Algorithm 1 of VELTAIR (section 4.1) for one layer. Returns names of versions.
+    """Algorithm 1 of VELTAIR (section 4.1) for one layer, as a reference. Returns names of versions.
+
+    `cotenant compile` does not store this choice: no policy can choose among its versions without times under pressure,
+    and with these `least_regret` loses least.
 
     1. Keep the candidates within the layer's latency target; all if none is.
     2. Take the Pareto front of locality and parallelism.
@@ -142,12 +145,6 @@ def least_regret(times: Times, count: int = VERSIONS, pays: float = _PAYS) -> li
             continue
         chosen, cost = list(best), found
     return chosen
-
-
-def with_fastest(names: Sequence[str], readings: Sequence[Reading]) -> list[str]:
-    """The chosen versions, with the fastest of all candidates first."""
-    fastest = min(readings, key=lambda each: (each.solo_ns, each.name)).name
-    return [fastest, *(name for name in names if name != fastest)]
 
 
 def _useful(times: Times) -> list[str]:

@@ -23,7 +23,7 @@ from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEf
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.search import search
-from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, Reading, single_pass, with_fastest
+from cotenant.techniques.layer_blocks.compile.selection import KernelVersion
 from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Store
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.execute.choice import (
@@ -273,11 +273,9 @@ def _wide(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[s
 
 
 def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
-    """The libraries of a layer's versions, each once: the fastest alone, and the fastest on each number of cores. Then
-    the choice of Algorithm 1 among the candidates within twice the fastest."""
-    readings = [Reading(c.name, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
-    chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
-    return list(dict.fromkeys([chosen[0], *_wide(candidates, sizes), *chosen]))
+    """The libraries of a layer's versions, each once: the fastest alone, and the fastest on each number of cores."""
+    fastest = min(candidates, key=lambda each: (each.cpu_ns, each.name)).name
+    return list(dict.fromkeys([fastest, *_wide(candidates, sizes)]))
 
 
 def _slower(model: CompiledModel, shapes: Sequence[DeclaredShape]) -> tuple[int, ...]:
