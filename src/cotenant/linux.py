@@ -21,9 +21,6 @@ from cotenant.errors import CotenantError
 
 ROOT = Path("/")
 IS_LINUX = sys.platform == "linux"
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""Signal that reloads the plan file; None on Windows."""
 _IS_64_BIT = sys.maxsize > 1 << 32
 _CALLS = {
     "sched_setattr": {"x86_64": 314, "aarch64": 274},
@@ -44,7 +41,7 @@ def require(what: str) -> None:
     """Raise CotenantError for a command or class that needs Linux, on another system."""
     if not IS_LINUX:
         raise CotenantError(
-            f"{what} needs Linux, and this is {platform.system() or sys.platform}: serve in a Linux container or "
+            f"{what} needs Linux, and this is {platform.system() or sys.platform}: use a Linux container or "
             "machine; profile, simulate, plan, explain, load and infer work here"
         )
 
@@ -292,8 +289,9 @@ def arm_timer(descriptor: int, due_ns: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread of the process `parent` that started it ends. Linux only."""
-    _prctl(_PR_SET_PDEATHSIG, KILL)
+    """Let the kernel kill this process when the thread of the process `parent` that started it ends. For workers and
+    server processes, on Linux."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before
         os._exit(1)
 

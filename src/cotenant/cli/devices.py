@@ -36,7 +36,8 @@ def _show(found: Devices) -> None:
     cpu = found.cpu
     table = FittedTable("device", "description", title="Devices", show_edge=False)
     table.add_row("cpu", cpu.model)
-    table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {cpu.memory_bytes / _GIB:.1f} GiB memory")
+    memory = f"{cpu.memory_bytes / _GIB:.1f} GiB memory" if cpu.memory_bytes else "memory unknown"
+    table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {memory}")
     table.add_row("", ", ".join(f"{level} {_size(size)}" for level, size in cpu.caches.items()) or "caches unknown")
     table.add_row("", " ".join(cpu.simd) or "no SIMD flags known")
     for gpu in found.gpus:

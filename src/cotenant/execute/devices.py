@@ -165,6 +165,8 @@ def _sharing(
     count = len(cpu.cores)
     text = "1 core: nothing to divide" if count == 1 else f"{count} cores, in any disjoint sets"
     found = [Feature("pinned cores", "cpu", count > 1, text, "" if count > 1 else "more cores for this process")]
+    if not linux.IS_LINUX:
+        found = [Feature("pinned cores", "cpu", False, "this system pins no threads to cores", "Linux")]
     if not gpus:
         hint = "pip install 'cuda-bindings>=13'" if "cuda-bindings" in problem else NO_GPU
         return (*found, *(Feature(name, "cuda", False, problem, hint) for name in ("green contexts", "streams")))

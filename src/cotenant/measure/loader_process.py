@@ -111,6 +111,8 @@ class _LostError(Exception):
 class Loader:
     """Runs `loader.load` in child processes, as many as there are cores, from two to eight. Thread-safe.
 
+    On other systems than Linux it runs in this process, one load at a time, without limits.
+
     Versions are opened concurrently, and measured one after another; on a GPU one load runs at a time. `limit_s` bounds
     each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by a share of the memory that is free when
     the load begins. `is_quiet` drops the log records of the children.
@@ -138,6 +140,9 @@ class Loader:
         Raises VersionLoadError, and LoadCancelledError after `cancel`.
         """
         with self._slots, nullcontext() if spec.device is None else self._on_gpu:
+            if not linux.IS_LINUX:
+                with self._measuring:
+                    return _report_of(_answer_to(spec, lambda step, facts: None), _name_of(spec))
             with self._lock:
                 child = self._resting.pop() if self._resting else None
             return self._load(spec, child)
@@ -187,7 +192,7 @@ class Loader:
             return LoadReport(facts, assumed_profile(facts, spec.shares), why)
 
     def _ask(self, spec: VersionSpec, child: _Child | None) -> LoadReport:
-        where = f"model {spec.found.model!r} version {spec.found.version}"
+        where = _name_of(spec)
         try:
             child = (
                 child or self._starter.submit(_Child, self._stopped, self._measuring, is_quiet=self._is_quiet).result()
@@ -278,12 +283,8 @@ class _Child:
                 case _Said(logger, level, text):
                     if not self._is_quiet:
                         logging.getLogger(logger).log(level, "%s", text)
-                case _Done(report):
-                    return report
-                case _Refused(problems, trace):
-                    if trace:
-                        logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
-                    raise VersionLoadError(*problems, is_internal=bool(trace))
+                case _Done() | _Refused():
+                    return _report_of(message, where)
 
     def _wait_to_measure(self, where: str, measuring: ExitStack) -> None:
         """Let the child measure: exclusively, or after `_MEASURING_S` beside another one."""
@@ -335,6 +336,32 @@ class _Child:
             return True  # the child is gone: reading raises the error
 
 
+def _name_of(spec: VersionSpec) -> str:
+    return f"model {spec.found.model!r} version {spec.found.version}"
+
+
+def _answer_to(spec: VersionSpec, tell: Callable[[str, VersionFacts | None], None]) -> _Done | _Refused:
+    """Load a version in this process; `tell` gets each step before."""
+    from cotenant.measure.loader import load
+
+    try:
+        return _Done(load(spec, tell))
+    except CotenantError as error:
+        return _Refused(error.problems)
+    except Exception as error:  # any error of a library: report it to the server
+        sentence = f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}"
+        return _Refused((*spec.faults, sentence), traceback.format_exc())
+
+
+def _report_of(answer: _Done | _Refused, where: str) -> LoadReport:
+    """The report of an answer. Raises VersionLoadError."""
+    if isinstance(answer, _Done):
+        return answer.report
+    if answer.trace:
+        logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, answer.trace)
+    raise VersionLoadError(*answer.problems, is_internal=bool(answer.trace))
+
+
 def _free_bytes() -> int:
     """Bytes that a load may use of the memory that is free on this machine, or in its control group."""
     return round(_MOST_OF_FREE * linux.free_memory_bytes())
@@ -374,7 +401,7 @@ def main() -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    from cotenant.measure.loader import MEASURING, load
+    from cotenant.measure.loader import MEASURING
 
     logging.basicConfig(level=logging.INFO, handlers=[_ToServer(pipe)], force=True)
     pipe.send_bytes(encode(_Hello()))
@@ -391,15 +418,7 @@ def _serve(pipe: Connection) -> None:
     while True:
         may_measure = False
         spec = decode(pipe.recv_bytes(), VersionSpec)
-        answer: _FromChild
-        try:
-            answer = _Done(load(spec, tell))
-        except CotenantError as error:
-            answer = _Refused(error.problems)
-        except Exception as error:  # any error of a library: report it to the server
-            sentence = f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}"
-            answer = _Refused((*spec.faults, sentence), traceback.format_exc())
-        pipe.send_bytes(encode(answer))
+        pipe.send_bytes(encode(_answer_to(spec, tell)))
 
 
 if __name__ == "__main__":
