@@ -80,6 +80,23 @@ def test_every_event_comes_back_as_it_was(tmp_path: Path) -> None:
             assert back == event
 
 
+def test_factors_by_shape_come_back_with_the_numbers_of_shapes(tmp_path: Path) -> None:
+    scales = {"a": {0: 2.0, 3: 0.5}, "b": 1.5}
+    policy, predictor = Edf(ONE_LANE), TablePredictor(PREDICTOR.tables, scales)
+    head = trace.header(policy, predictor, [A, B], Machine.cpu(CORES), created="")
+    log = TraceWriter((tmp_path / "log").open("wb"), head)
+    event = PredictorChanged(predictor)
+    log(5, event, Engine([A, B], policy, PREDICTOR, Machine.cpu(CORES)).handle(event, 5))
+    log.close()
+    read, records = trace.read(tmp_path / "log")
+    assert read.scales == scales
+    [record] = records
+    back = trace.decode_event(record.kind, record.event)
+    assert isinstance(back, PredictorChanged)
+    assert isinstance(back.predictor, TablePredictor)
+    assert back.predictor.scales == scales
+
+
 def test_the_header_is_complete(tmp_path: Path) -> None:
     write(tmp_path / "log")
     head, _ = trace.read(tmp_path / "log")

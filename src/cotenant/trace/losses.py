@@ -48,7 +48,7 @@ def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, li
             plain = event["predictor"]
             if not tables.keys() >= plain["tables"].keys():
                 tables |= convert(plain["tables"], dict[str, LatencyTable])
-            account.use_predictor(TablePredictor(tables, convert(plain["scales"], Scales, strict=False)))
+            account.use_predictor(TablePredictor(tables, convert(plain["scales"], Scales, str_keys=True)))
         known = record.kind in (*_SKIPPED, "PolicyChanged", "PredictorChanged")
         seen = None if known else decode_event(record.kind, event)
         account(

@@ -366,7 +366,7 @@ def in_lines(records: Iterable[Record]) -> Iterator[Iterator[Record]]:
 def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
     """The event of a record, with plain data for a policy or a predictor. Raises as `decode_event`."""
     if kind == "PredictorChanged":
-        return msgspec.convert(event.get("predictor"), _PlainPredictor)
+        return msgspec.convert(event.get("predictor"), _PlainPredictor, str_keys=True)
     if kind == "PolicyChanged":
         return msgspec.convert(event, _PlainPolicy)
     if kind == "EventsMissing":
@@ -404,7 +404,7 @@ def decode_event(
         raise TraceError(f"a record is of the unknown kind {kind!r}")
     try:
         if cls is core_events.PredictorChanged:
-            plain = msgspec.convert(event["predictor"], _PlainPredictor)
+            plain = msgspec.convert(event["predictor"], _PlainPredictor, str_keys=True)
             return core_events.PredictorChanged(_predictor_of(plain, find_groups))
         if cls is core_events.PolicyChanged:
             found = msgspec.convert(event, _PlainPolicy)

@@ -348,7 +348,7 @@ def test_a_profile_is_needed_and_a_file_of_tenants(run: Run, folder: Path) -> No
     status, _, err = run("plan", "--check", folder / "p.toml", "--profiles", folder / "gpu.json", "--devices", 2)
     assert (status, "has its own devices and headroom" in " ".join(err.replace("│", " ").split())) == (2, True)
     status, _, err = run("plan", folder / "tenants.toml", "--profiles", folder)
-    assert (status, "make it with 'cotenant profile'" in err) == (2, True)
+    assert (status, "has no profile yet: run 'cotenant profile" in " ".join(err.split())) == (2, True)
 
 
 @pytest.mark.parametrize(
