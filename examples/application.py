@@ -18,9 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import cotenant
-from cotenant.zoo import ZooError, build_repository
-from cotenant.zoo.ocr import decode, draw_picture, load_labels, recognition_input
-from cotenant.zoo.samples import silero_input
+from cotenant import zoo
 
 MODELS = ("ocr_orientation", "ocr_recognition", "silero_vad")
 HERE = Path(__file__).parent / "application"
@@ -28,10 +26,10 @@ HERE = Path(__file__).parent / "application"
 
 def read_lines(client: cotenant.Client, labels: list[str]) -> None:
     """A line of text, and the same one upside down."""
-    line = draw_picture(["One request"])[16:64]
+    line = zoo.ocr.draw_picture(["One request"])[16:64]
     for picture in (line, line[::-1, ::-1]):
-        outputs = client.infer("line", {"line": recognition_input(picture)}).outputs
-        text, _ = decode(outputs["characters"][0], labels)
+        outputs = client.infer("line", {"line": zoo.ocr.recognition_input(picture)}).outputs
+        text, _ = zoo.ocr.decode(outputs["characters"][0], labels)
         way = "upside down" if outputs["turned"][0].argmax() else "upright"
         print(f"a line of text, {way}: {text!r}")
 
@@ -39,8 +37,8 @@ def read_lines(client: cotenant.Client, labels: list[str]) -> None:
 def hear(client: cotenant.Client) -> None:
     """Two chunks of silence: the state of the first stage is the second one's, and never leaves the server."""
     chunk = np.zeros(512, np.float32)
-    first = silero_input(chunk)
-    inputs = {"chunk": first["input"], "state": first["state"], "next_chunk": silero_input(chunk)["input"]}
+    first = zoo.samples.silero_input(chunk)
+    inputs = {"chunk": first["input"], "state": first["state"], "next_chunk": zoo.samples.silero_input(chunk)["input"]}
     outputs = client.infer("hear", inputs).outputs
     speech = [float(outputs[name][0, 0]) for name in ("speech", "next_speech")]
     print("speech in two chunks of silence: " + ", ".join("yes" if each > 0.5 else "no" for each in speech))
@@ -48,12 +46,12 @@ def hear(client: cotenant.Client) -> None:
 
 def serve(root: Path) -> None:
     """Put the files of the applications beside the models, and serve the repository."""
-    build_repository(root, models=MODELS)
+    zoo.build_repository(root, models=MODELS)
     for name in ("line", "hear"):
         shutil.copytree(HERE / name, root / name, dirs_exist_ok=True)
     with cotenant.Server(root) as server:
         with cotenant.Client(server.url) as client:
-            read_lines(client, load_labels(root / "ocr_recognition" / "labels.txt"))
+            read_lines(client, zoo.ocr.load_labels(root / "ocr_recognition" / "labels.txt"))
             hear(client)
         for name in ("line", "hear"):
             print(f"{name}: {server.outcomes(name)}")
@@ -69,7 +67,7 @@ def main() -> int:
         else:
             with tempfile.TemporaryDirectory() as folder:
                 serve(Path(folder) / "models")
-    except ZooError as error:
+    except zoo.ZooError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -18,19 +18,18 @@ import numpy as np
 import onnxruntime as ort
 
 import cotenant
-from cotenant.zoo import build_repository
-from cotenant.zoo.ocr import DETECTION, ORIENTATION, RECOGNITION, Infer, draw_picture, load_labels, read_text
+from cotenant import zoo
 
 LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")
 
 
-def in_process(root: Path) -> Infer:
+def in_process(root: Path) -> zoo.ocr.Infer:
     """Open one session per model; return what runs them."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     sessions = {
         model: ort.InferenceSession(root / model / "1" / "model.onnx", options, providers=["CPUExecutionProvider"])
-        for model in (DETECTION, ORIENTATION, RECOGNITION)
+        for model in (zoo.ocr.DETECTION, zoo.ocr.ORIENTATION, zoo.ocr.RECOGNITION)
     }
 
     def infer(model: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -40,7 +39,7 @@ def in_process(root: Path) -> Infer:
     return infer
 
 
-def over_http(url: str) -> Infer:
+def over_http(url: str) -> zoo.ocr.Infer:
     """Return what sends queries to a server."""
     client = cotenant.Client(url)
     return lambda model, inputs: client.infer(model, inputs).outputs
@@ -59,11 +58,11 @@ def main() -> int:
     parser.add_argument("--url", help="a server of that repository; without one, the models run in this process")
     given = parser.parse_args()
     try:
-        build_repository(given.models, models=(DETECTION, ORIENTATION, RECOGNITION))
-        image = draw_picture(LINES) if given.picture is None else load_picture(given.picture)
+        zoo.build_repository(given.models, models=(zoo.ocr.DETECTION, zoo.ocr.ORIENTATION, zoo.ocr.RECOGNITION))
+        image = zoo.ocr.draw_picture(LINES) if given.picture is None else load_picture(given.picture)
         infer = in_process(given.models) if given.url is None else over_http(given.url)
         start_ns = time.perf_counter_ns()
-        lines = read_text(image, infer, load_labels(given.models / RECOGNITION / "labels.txt"))
+        lines = zoo.ocr.read_text(image, infer, zoo.ocr.load_labels(given.models / zoo.ocr.RECOGNITION / "labels.txt"))
     except (cotenant.CotenantError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

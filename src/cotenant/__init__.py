@@ -4,27 +4,52 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cotenant.api.assumed import AssumedModel, engine
     from cotenant.api.embedded_server import EmbeddedServer as Server
+    from cotenant.api.explaining import explain
     from cotenant.api.planning import plan
     from cotenant.api.profiling import profile
     from cotenant.api.repository import ModelRepository as Repository
     from cotenant.api.simulation import simulate
+    from cotenant.core.events import LaunchEnded, QueryArrived
     from cotenant.core.snapshot import Policy
     from cotenant.errors import CotenantError
+    from cotenant.types import Query
     from cotenant.wire.client import InferenceClient as Client
 
 # As soon as it is imported, onnxruntime keeps a device id and records of use below HOME; it looks here first.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
-__all__ = ["Client", "CotenantError", "Policy", "Repository", "Server", "plan", "profile", "simulate"]
+__all__ = [
+    "AssumedModel",
+    "Client",
+    "CotenantError",
+    "LaunchEnded",
+    "Policy",
+    "Query",
+    "QueryArrived",
+    "Repository",
+    "Server",
+    "engine",
+    "explain",
+    "plan",
+    "profile",
+    "simulate",
+]
 
 _PLACES = {
+    "AssumedModel": "api.assumed:AssumedModel",
     "Client": "wire.client:InferenceClient",
     "CotenantError": "errors:CotenantError",
+    "LaunchEnded": "core.events:LaunchEnded",
     "Policy": "core.snapshot:Policy",
+    "Query": "types:Query",
+    "QueryArrived": "core.events:QueryArrived",
     "Repository": "api.repository:ModelRepository",
     "Server": "api.embedded_server:EmbeddedServer",
+    "engine": "api.assumed:engine",
+    "explain": "api.explaining:explain",
     "plan": "api.planning:plan",
     "profile": "api.profiling:profile",
     "simulate": "api.simulation:simulate",

@@ -330,13 +330,13 @@ def load_application_config(path: Path) -> ApplicationSection:
     return convert(table, ApplicationConfig, str(path), ConfigError).application
 
 
-def load_server_config(path: Path, over: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
-    """Read the repository's `cotenant.toml`; defaults when there is no such file.
+def load_server_config(path: Path | None, over: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
+    """Read the repository's `cotenant.toml`; defaults when there is no such file, and for None.
 
     `over` has values of the command line by SECTION.KEY, which replace those of the file. Another policy keeps the
     options of the file that it has as well. Raises ConfigError.
     """
-    table = read_toml(path, ConfigError) if path.exists() else {}
+    table = read_toml(path, ConfigError) if path is not None and path.exists() else {}
     given = table.get("policy")
     if isinstance(given, dict):
         name = given.pop("name", PolicySection().name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,17 @@ def test_example_prints_what_is_recorded(expected: Path) -> None:
 def test_every_example_is_checked() -> None:
     own_test = {"read_picture", "application", "wordpiece"}  # trained models: see tests/zoo
     assert {path.stem for path in EXAMPLES.glob("*.py")} - own_test == {path.stem for path in PRINTED}
+
+
+def test_examples_import_the_public_names_alone() -> None:
+    found = {}
+    for path in EXAMPLES.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        imports += [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+        found[path.stem] = [name for name in imports if name.startswith("cotenant.")]
+    assert len(found) >= 5
+    assert set(map(tuple, found.values())) == {()}
 
 
 def test_the_page_on_the_design_shows_the_recorded_output() -> None:

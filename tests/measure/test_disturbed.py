@@ -78,13 +78,13 @@ def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, steal
     machine = Machine(own_us * 1000, steal_ns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "time", machine)
-        patch.setattr(solo, "waits", lambda: 0)
+        patch.setattr(solo, "thread_waits", lambda: 0)
         [samples] = in_turns([machine.work], EFFORT, is_inline=True)
         assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STEAL_NS for each in samples)
         machine.runs = 0
         [walls] = in_turns([machine.work], EFFORT)
         machine.runs = 0
-        patch.setattr(solo, "waits", lambda: machine.runs)  # it waits for something: a device, say
+        patch.setattr(solo, "thread_waits", lambda: machine.runs)  # it waits for something: a device, say
         assert in_turns([machine.work], EFFORT, is_inline=True) == [walls]
     assert walls == [machine.own_ns + steal_ns[run % len(steal_ns)] for run in range(EFFORT.min_runs)]
 

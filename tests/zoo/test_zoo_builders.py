@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import load_file
 
+import cotenant
 from cotenant import zoo
 from cotenant.zoo import builders, carriers, text
 from cotenant.zoo.bert import BERT_BASE
@@ -158,7 +159,7 @@ def test_wordpiece_matches_the_vocabulary_greedily():
     assert encoded["input_ids"].tolist() == [[2, 4, 5, 6, 8, 7, 1, 3, 0, 0, 0, 0]]
     assert encoded["attention_mask"].tolist() == [[1] * 8 + [0] * 4]
     assert pieces.encode(["cafe cafe cafe cafe"], 4)["input_ids"].tolist() == [[2, 7, 7, 3]]
-    with pytest.raises(zoo.ZooError, match=r"\[UNK\]"):
+    with pytest.raises(cotenant.CotenantError, match=r"\[UNK\]"):
         wordpiece.WordPiece(["[PAD]"])
 
 

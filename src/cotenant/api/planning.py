@@ -35,6 +35,10 @@ class PlanResult(Tabular):
     def text(self) -> str:
         """The plan file (TOML). Raises PlanError where there is no plan."""
 
+    @abstractmethod
+    def svg(self) -> str:
+        """A picture of the plan (SVG). Raises PlanError where there is no plan."""
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan file, for `cotenant serve --plan`. Raises PlanError where there is no plan."""
         write_whole(Path(path), self.text().encode())
@@ -51,6 +55,9 @@ class PlanTenants(Protocol):
         devices: int | Mapping[str, int] | None,
         planner: str | None,
         headroom: float | None,
+        is_poisson: bool,
+        quantile: str,
+        running: Path | None,
         is_quick: bool,
         is_stale: bool,
     ) -> PlanResult:
@@ -64,6 +71,9 @@ def plan(
     devices: int | Mapping[str, int] | None = None,
     planner: str | None = None,
     headroom: float | None = None,
+    poisson: bool = False,
+    quantile: str = "p95",
+    running: str | os.PathLike[str] | None = None,
     quick: bool = False,
     stale: bool = False,
 ) -> PlanResult:
@@ -71,14 +81,17 @@ def plan(
 
     `tenants` is a file of tenants, rates, SLOs and devices (TOML). `profiles` is a profiled repository or a profile
     file, or one for each device type by its name. `devices` replaces the number of devices, or the number of each type.
-    `planner` is by default "ours". `headroom` is the share added to every rate, by default 0.1. `quick` does not search
-    how far rates may grow. `stale` accepts profiles of models that changed since.
+    `planner` is by default "ours". `headroom` is the share added to every rate, by default 0.1; instead, `poisson` adds
+    what Poisson arrivals need. `quantile` is that of the measured latencies: "p50", "p95" or "p99". `running` is a plan
+    file to start from, if the planner can. `quick` does not search how far rates may grow. `stale` accepts profiles of
+    models that changed since.
 
     >>> found = cotenant.plan("tenants.toml", "models/")  # doctest: +SKIP
     >>> if found.fits:  # doctest: +SKIP
     ...     found.save("plan.toml")
 
-    Raises PlanError for files that are wrong, and where the planning package is not installed.
+    Raises PlanError for files that are wrong, for both `headroom` and `poisson`, and where the planning package is not
+    installed.
     """
     found: dict[str, PlanTenants] = registry.load_all(registry.PLAN_TENANTS)
     if not found:
@@ -88,6 +101,17 @@ def plan(
     else:
         named = {"": Path(profiles)}
     [made, *_] = found.values()
+    if poisson and headroom is not None:
+        raise PlanError("headroom and poisson are both given, expected one of them")
     return made(
-        Path(tenants), named, devices=devices, planner=planner, headroom=headroom, is_quick=quick, is_stale=stale
+        Path(tenants),
+        named,
+        devices=devices,
+        planner=planner,
+        headroom=headroom,
+        is_poisson=poisson,
+        quantile=quantile,
+        running=None if running is None else Path(running),
+        is_quick=quick,
+        is_stale=stale,
     )

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from cotenant import registry
-from cotenant.config import PolicySection
+from cotenant.api.assumed import AssumedModel
+from cotenant.config import DeviceSection, PolicySection, load_server_config
 from cotenant.core.snapshot import Policy
-from cotenant.errors import CotenantError
-from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.layout import device_cores, lanes_of, usable_cores
 from cotenant.measure.group_models import group_models, resolved_by
 from cotenant.metrics import Summary, TenantSummary, summarise, to_json
 from cotenant.policies.registry import policy_class, takes_rounds
@@ -30,7 +31,7 @@ from cotenant.repository import contention_path, profile_path
 from cotenant.repository.measured_content import changes, refuse_changes
 from cotenant.repository.server_settings import settings_of
 from cotenant.serve.services import plan_files
-from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
+from cotenant.sim.scenario import Assumptions, Scenario, run_scenario, scenario_of, tenants_of
 from cotenant.tabular import Tabular
 from cotenant.trace import TraceWriter, header, read
 from cotenant.trace.basis import GroupTally
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from cotenant.trace.basis import GroupEvidence
     from cotenant.trace.bound import RunBound
     from cotenant.work import Round
+    from cotenant.world.contention import Contention
 
 _log = logging.getLogger("cotenant.simulate")
 
@@ -111,14 +113,15 @@ class Simulation:
     """A workload and the profile of a repository, ready to be simulated under policies.
 
     `chosen` are keys of `cotenant.toml`, by SECTION.KEY, and of tenants, by tenant.NAME.KEY. `policies` are names, by
-    default that of the settings. `warn` is called with sentences for the user. Raises CotenantError for files that are
-    missing, wrong or stale, and for wrong keys.
+    default that of the settings. `warn` is called with sentences for the user. Assumed models by name may stand in
+    place of a repository; they take no keys of tenants. Raises CotenantError for files that are missing, wrong or
+    stale, and for wrong keys.
     """
 
     def __init__(
         self,
         workload: Workload,
-        repository: Path,
+        repository: Path | Mapping[str, AssumedModel],
         chosen: Mapping[str, object],
         policies: Sequence[str],
         options: SimulationOptions,
@@ -126,10 +129,31 @@ class Simulation:
     ) -> None:
         over = dict(chosen)
         self._chosen = _taken(over, "policy.")
-        tenants = _taken(over, "tenant.")
-        self._settings = settings = settings_of(repository, over)
+        self._tenants = _taken(over, "tenant.")
         self._spec = spec = workload if options.factor == 1.0 else scale(workload, options.factor)
         self._options, self._warn = options, warn
+        self._contention: Contention | None = None
+        self._profile: Profile | None = None
+        self._fitted: FittedGroups | None = None
+        self._has_rounds, self.world = False, options.world or WorldKind.TABLE
+        self._settings = (
+            load_server_config(None, over) if isinstance(repository, Mapping) else settings_of(repository, over)
+        )
+        named = str(self._chosen.pop("name", self._settings.policy.name))
+        self._names = tuple(policies) or (named,)
+        if isinstance(repository, Mapping):
+            if self.world is not WorldKind.TABLE or self._settings.plan.file is not None:
+                raise CotenantError("assumed models are simulated without a plan and in the world 'table'")
+            if self._tenants:
+                key = next(iter(self._tenants))
+                raise CotenantError(f"tenant.{key}: assumed models have no keys of tenants; change the AssumedModel")
+            self._scenario = _assumed(repository, spec, self._settings.device)
+        else:
+            self._read(repository)
+
+    def _read(self, repository: Path) -> None:
+        """Read the profile, the plan and the models of a repository."""
+        settings, options, spec = self._settings, self._options, self._spec
         used = device_cores(settings.device)
         rounds: tuple[Round, ...] = ()
         shares: Mapping[str, Mapping[str, int]] = {}
@@ -138,26 +162,25 @@ class Simulation:
         else:
             laid = plan_files().open(settings.plan, used, repository, stale=options.is_stale)
             partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
-        self._profile = profile = load_profile(profile_path(repository))
+        profile = load_profile(profile_path(repository))
         changed = changes(repository, profile.contents, tenants_of(repository, spec))
         refuse_changes(changed, repository, stale=options.is_stale)
-        scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares, tenants)
+        scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares, self._tenants)
         kept = registry.load_all(registry.KEPT_PLANS)
         plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
-        named = str(self._chosen.pop("name", settings.policy.name))
-        self._names = tuple(policies) or (named,)
         derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in self._names)
         has_groups = any(len(step) > 1 for made in rounds for step in made.steps)
         self._has_rounds = any(made.slots for made in rounds)
         self.world = options.world or (WorldKind.GROUPS if has_groups else WorldKind.TABLE)
         plays_groups = self.world is WorldKind.GROUPS
-        self._fitted = _fitted(repository, profile, warn) if derives or has_groups or plays_groups else None
+        self._profile = profile
+        if derives or has_groups or plays_groups:
+            self._fitted = _fitted(repository, profile, self._warn)
         self._scenario = replace(
             scenario, plans={"rounds": rounds, **plans}, groups=self._fitted, plays_groups=plays_groups
         )
         if options.trace is not None and self._fitted is not None:  # beside the trace, where a replay looks for it
             group_models().keep(options.trace.parent, self._fitted)
-        self._contention = None
         if self.world is WorldKind.CONTENTION:
             from cotenant.measure.contention_profile import load_contention
 
@@ -179,7 +202,7 @@ class Simulation:
     def _section(self, name: str) -> PolicySection:
         fitted = self._fitted
         found = self._settings.policy.over(name, self._chosen, "command line")
-        measured = None if fitted is None else (fitted, self._profile)
+        measured = None if fitted is None or self._profile is None else (fitted, self._profile)
         return resolved_by(found, self._scenario.lanes, lambda: measured)
 
     def _run(self, name: str, section: PolicySection, seed: int, recorded: Path | None) -> SimulatedRun:
@@ -212,7 +235,7 @@ class Simulation:
 
 def simulate(
     workload: str | os.PathLike[str] | Workload | Mapping[str, Any],
-    repository: str | os.PathLike[str],
+    repository: str | os.PathLike[str] | Mapping[str, AssumedModel],
     *,
     policy: str | None = None,
     seed: int | None = None,
@@ -220,6 +243,8 @@ def simulate(
     noise: float = 0.05,
     decision_us: float = 50.0,
     world: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    bound: bool = False,
     stale: bool = False,
 ) -> SimulatedRun:
     """Simulate a workload with the profile of a repository under one policy; no model runs.
@@ -228,8 +253,17 @@ def simulate(
     settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}, and of
     tenants, as {"tenant.resnet.slo_ms": 50}.
     `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before it.
-    `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `stale` accepts a profile of models
-    that changed since.
+    `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `trace` is a file for the trace of the
+    run, for `cotenant.explain`. With `bound` the run is compared with upper bounds of any schedule. `stale` accepts a
+    profile of models that changed since.
+
+    In place of a repository, `repository` may give an assumed SLO and latency for each model:
+
+    >>> import cotenant
+    >>> workload = {"duration_s": 10.0, "seed": 1, "tenant": [{"model": "vision", "rate": 5.0}]}
+    >>> models = {"vision": cotenant.AssumedModel(slo_ms=200, latency_ms=50)}
+    >>> cotenant.simulate(workload, models, policy="edf", settings={"device.cores": [0]}).tenant("vision").attainment
+    1.0
 
     >>> run = cotenant.simulate("workload.toml", "models/", policy="edf")  # doctest: +SKIP
     >>> run.tenant("resnet").attainment  # doctest: +SKIP
@@ -245,9 +279,11 @@ def simulate(
         kind = None if world is None else WorldKind(world)
     except ValueError:
         raise CotenantError(f"world is {world!r}, expected one of {', '.join(WorldKind)}") from None
-    options = SimulationOptions(noise=noise, decision_us=decision_us, world=kind, is_stale=stale)
+    file = None if trace is None else Path(trace)
+    options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale)
     policies = () if policy is None else (policy,)
-    made = Simulation(spec, Path(repository), settings, policies, options, _log.warning)
+    models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
+    made = Simulation(spec, models, settings, policies, options, _log.warning)
     [found] = made.runs([spec.seed if seed is None else seed])
     return found
 
@@ -255,6 +291,19 @@ def simulate(
 def _taken(chosen: dict[str, object], section: str) -> dict[str, object]:
     """Remove the keys of a section, which ends with a dot, and return them without it."""
     return {key.removeprefix(section): chosen.pop(key) for key in list(chosen) if key.startswith(section)}
+
+
+def _assumed(models: Mapping[str, AssumedModel], workload: Workload, device: DeviceSection) -> Scenario:
+    """A scenario of assumed models: the configured cores, which need not exist here. Raises ConfigError."""
+    if unknown := [load.model for load in workload.tenants if load.model not in models]:
+        raise ConfigError(f"the workload has the model {unknown[0]!r}, expected one of {', '.join(models)}")
+    tenants = {name: model.tenant(name) for name, model in models.items()}
+    owners = tuple(tenants[load.model] for load in workload.tenants)
+    for load, owner in zip(workload.tenants, owners, strict=True):
+        if (reason := load.misfit(owner.max_batch, 1)) is not None:
+            raise ConfigError(reason)
+    tables = {name: model.table() for name, model in models.items()}
+    return Scenario(workload, tuple(tenants.values()), owners, tables, lanes_of(device, device.cores or usable_cores()))
 
 
 def _both(losses: LossAccount, writer: Log | None) -> Log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -49,17 +48,13 @@ def explain(
 
 
 def _print_story(query: int, path: Path, as_json: bool) -> None:
-    from cotenant.measure.group_models import group_models
-    from cotenant.policies.registry import rebuild_policy
+    from cotenant.api.explaining import explain as explain_query
     from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
-    from cotenant.trace.basis import GroupFits
-    from cotenant.trace.explain import explain as explain_query
     from cotenant.trace.losses import losses_of
     from cotenant.types import Outcome
 
-    head, records = read(path)
-    story = explain_query(records, query, GroupFits(head, rebuild_policy, partial(group_models().find, path.parent)))
+    story = explain_query(path, query)
     sentences = story.sentences()
     if story.outcome != Outcome.ANSWERED:
         sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]

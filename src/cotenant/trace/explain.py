@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msgspec import convert
+from typing_extensions import override
 
 from cotenant.core.predictor import Member
 from cotenant.gantt import Bar, busy_ns, column_ns, label_at
+from cotenant.tabular import Tabular
 from cotenant.trace import Record, TraceError, basis_of, headroom_ns, in_lines, work_of
 from cotenant.trace.basis import GroupFits
 from cotenant.work import CPU, TaskTime, lane_name
@@ -104,8 +106,8 @@ class StageHistory:
 
 
 @dataclass(slots=True)
-class ApplicationHistory:
-    """History of an application's query, with its stages in the order of their arrivals."""
+class ApplicationHistory(Tabular):
+    """History of an application's query, with its stages in the order of their arrivals: its rows."""
 
     query: int
     application: str
@@ -115,6 +117,11 @@ class ApplicationHistory:
     outcome: str = ""
     reason: str = ""
     stages: list[StageHistory] = field(default_factory=list)
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each stage."""
+        return [asdict(each) for each in self.stages]
 
     def sentences(self) -> list[str]:
         """The story in words, the verdict first."""
@@ -139,7 +146,7 @@ class ApplicationHistory:
 
 
 @dataclass(slots=True)
-class QueryHistory:
+class QueryHistory(Tabular):
     """History of one query. Times are those of the trace.
 
     `beside_ns` is the time of other launches while it was pending, by tenant.
@@ -163,6 +170,11 @@ class QueryHistory:
     notes: list[tuple[int, str]] = field(default_factory=list)
     """Times and texts of other events while it was pending."""
     beside_ns: dict[str, int] = field(default_factory=dict)
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each launch that carried the query."""
+        return [asdict(each) for each in self.launches]
 
     @property
     def running_ns(self) -> int:

@@ -6,6 +6,7 @@ Importing this package is cheap: functions load numpy, onnx and Pillow when they
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["QUICK_START", "ZooError", "build", "build_repository", "names", "sample_inputs"]
 
+_MODULES = ("ocr", "samples")
+"""Modules for pre- and postprocessing, imported at their first use."""
 _BUILDERS = ("bert_base", "bert_large", "identity", "minilm", "mlp_recommender", "mobilenet_v2", "resnet50", "tiny")
 
 QUICK_START = ("ocr_detection", "ocr_orientation", "ocr_recognition", "magika", "silero_vad", "minilm", "resnet50")
 """Models of the quick-start repository: three orders of latency, a pipeline of three, a stateful model."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import one of _MODULES."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
 
 
 def names() -> tuple[str, ...]:

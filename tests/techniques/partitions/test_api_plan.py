@@ -59,6 +59,21 @@ def test_the_number_of_devices(root: Path, devices: int | dict[str, int]) -> Non
     assert found.to_json()["devices_there"] == 1
 
 
+def test_options_are_those_of_the_command(root: Path, run: Run, tmp_path: Path) -> None:
+    tenants, plan, picture = root.parent / "few.toml", tmp_path / "plan.toml", tmp_path / "plan.svg"
+    found = cotenant.plan(tenants, root, planner="elastic_int", poisson=True, quantile="p99", quick=True)
+    words = (tenants, "--profiles", root, "--poisson", "--quantile", "p99", "--quick")
+    expected = printed(run, *words, "--out", plan, "--svg", picture)
+    assert json.loads(json.dumps(found.to_json())) == expected
+    assert found.to_json()["poisson"]
+    assert found.text() == plan.read_text(encoding="utf-8")
+    assert found.svg() == picture.read_text(encoding="utf-8")
+    again = cotenant.plan(tenants, root, planner="elastic_int", quick=True, running=plan)
+    assert json.loads(json.dumps(again.to_json())) == printed(
+        run, tenants, "--profiles", root, "--quick", "--running", plan
+    )
+
+
 def test_tenants_that_do_not_fit(root: Path, run: Run, tmp_path: Path) -> None:
     tenants = root.parent / "many.toml"
     found = cotenant.plan(tenants, root, planner="elastic_int")
@@ -67,12 +82,16 @@ def test_tenants_that_do_not_fit(root: Path, run: Run, tmp_path: Path) -> None:
     assert {"kind", "name", "value", "text"} <= set(found.rows()[0])
     with pytest.raises(PlanError, match="there is no plan: 'add_sub' breaks"):
         found.save(tmp_path / "plan.toml")
+    with pytest.raises(PlanError, match="there is no plan: 'add_sub' breaks"):
+        found.svg()
 
 
 def test_what_is_wrong_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tenants = root.parent / "few.toml"
     with pytest.raises(PlanError, match="device 'gpu' is not in the file, which has cpu"):
         cotenant.plan(tenants, root, devices={"gpu": 1})
+    with pytest.raises(PlanError, match="headroom and poisson are both given"):
+        cotenant.plan(tenants, root, headroom=0.2, poisson=True)
     monkeypatch.setattr(registry, "load_all", lambda socket: {})
     with pytest.raises(PlanError, match="no planner of tenants is installed"):
         cotenant.plan(tenants, root)

@@ -120,18 +120,18 @@ class PlannerOptions:
     @property
     def share(self) -> float:
         """Share added to every rate."""
-        return self.headroom if self.headroom is not None else 0.0 if self.poisson else DEFAULT_HEADROOM
+        from cotenant.techniques.partitions.plan.answer import added_share
+
+        return added_share(self.headroom, self.poisson)
 
     def planners(self) -> tuple[Planner, Planner]:
         """The planner, and the same planner with less effort for searches of many plans. Raises PlanError."""
         from cotenant.techniques.partitions.plan.answer import pair_of_planners
-        from cotenant.techniques.partitions.plan.planners import ForBursts
 
         if self.planner == "ours" and find_spec("ortools") is None:
             text = "without OR-Tools it uses local search only: pip install 'cotenant[solver]'"
             typer.echo(f"cotenant: planner {self.planner}: {text}", err=True)
-        made = pair_of_planners(self.planner, self.share)
-        return (ForBursts(made[0]), ForBursts(made[1])) if self.poisson else made
+        return pair_of_planners(self.planner, self.share, is_poisson=self.poisson)
 
 
 @with_records
@@ -277,12 +277,12 @@ def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) 
 def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any], output: PlanOutput) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.techniques.partitions.plan.answer import answer_of
-    from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
+    from cotenant.techniques.partitions.report import plan_picture, summary_lines, tenant_table
 
     answer = answer_of(contents, basis, answers)
     view, facts, notes = answer.view, answer.facts, answer.facts["notes"]
     if output.svg is not None:
-        write_whole(output.svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
+        write_whole(output.svg, answer.svg().encode())
     if output.as_json:
         print_json(answer.to_json())
         return

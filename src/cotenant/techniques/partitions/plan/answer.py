@@ -19,10 +19,10 @@ from cotenant.repository import model_names, readable_versions
 from cotenant.repository.server_settings import settings_of
 from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, all_loads
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, sequential_slot_notes, violations
-from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_request
-from cotenant.techniques.partitions.plan.planners import is_blind, make_planner
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_plan, read_request
+from cotenant.techniques.partitions.plan.planners import ForBursts, is_blind, make_planner
 from cotenant.techniques.partitions.plan.scaling import least_devices
-from cotenant.techniques.partitions.plan.sources import QUANTILE, CostBasis, ProfileCosts, basis_of, read_profile_costs
+from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts, basis_of, read_profile_costs
 from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
 from cotenant.techniques.partitions.world import simulate_plan
 
@@ -66,6 +66,12 @@ class PlanAnswer(PlanResult):
     def text(self) -> str:
         return sections_text(self.contents)
 
+    @override
+    def svg(self) -> str:
+        from cotenant.techniques.partitions.report import plan_svg, summary_lines
+
+        return plan_svg(self.view, next(iter(summary_lines(self.view, self.facts, ()))))
+
 
 @dataclass(frozen=True, slots=True)
 class NoPlan(PlanResult):
@@ -103,6 +109,10 @@ class NoPlan(PlanResult):
     def text(self) -> str:
         raise PlanError(f"there is no plan: {self.broken.tenant!r} breaks: {self.broken.constraint}")
 
+    @override
+    def svg(self) -> str:
+        return self.text()
+
 
 def plan_tenants(
     tenants: Path,
@@ -111,11 +121,14 @@ def plan_tenants(
     devices: int | Mapping[str, int] | None,
     planner: str | None,
     headroom: float | None,
+    is_poisson: bool,
+    quantile: str,
+    running: Path | None,
     is_quick: bool,
     is_stale: bool,
 ) -> PlanResult:
     """The function behind `cotenant.plan`. Raises PlanError."""
-    tables = {name: profile_costs(path, QUANTILE) for name, path in profiles.items()}
+    tables = {name: profile_costs(path, quantile) for name, path in profiles.items()}
     request = request_of(tenants, tables)
     if devices is not None:
         if isinstance(devices, int):
@@ -126,13 +139,14 @@ def plan_tenants(
         request = with_counts(request, devices)
     basis = basis_for(tables, request, stale=is_stale)
     request = replace(request, devices=basis.devices)
-    share = DEFAULT_HEADROOM if headroom is None else headroom
-    planners = pair_of_planners(planner or DEFAULT_PLANNER, share)
-    found = planned(planners, request, basis, headroom=share, is_quick=is_quick)
+    share = added_share(headroom, is_poisson)
+    planners = pair_of_planners(planner or DEFAULT_PLANNER, share, is_poisson=is_poisson)
+    start = None if running is None else read_plan(running).plan
+    found = planned(planners, request, basis, headroom=share, running=start, is_quick=is_quick)
     if isinstance(found, NoPlan):
         return found
     file, answers = found
-    return answer_of({TENANTS: file, **kept_sections(tables, request)}, basis, {**answers, "poisson": False})
+    return answer_of({TENANTS: file, **kept_sections(tables, request)}, basis, {**answers, "poisson": is_poisson})
 
 
 def profile_costs(path: str | Path, quantile: str) -> ProfileCosts:
@@ -205,9 +219,15 @@ def basis_for(tables: Mapping[str, ProfileCosts], request: Request, *, stale: bo
     return basis_of(dict(tables), request.devices, models, stale=stale)
 
 
-def pair_of_planners(name: str, headroom: float) -> tuple[Planner, Planner]:
-    """The planner, and the same with less effort, for searches. Raises PlanError."""
-    return make_planner(name, headroom), make_planner(name, headroom, SEARCH_EFFORT)
+def added_share(headroom: float | None, is_poisson: bool) -> float:
+    """Share added to every rate: `headroom`, else none for a planner for Poisson arrivals, else the default."""
+    return headroom if headroom is not None else 0.0 if is_poisson else DEFAULT_HEADROOM
+
+
+def pair_of_planners(name: str, headroom: float, *, is_poisson: bool = False) -> tuple[Planner, Planner]:
+    """The planner, and the same with less effort, for searches; `is_poisson` plans for bursts. Raises PlanError."""
+    made = make_planner(name, headroom), make_planner(name, headroom, SEARCH_EFFORT)
+    return (ForBursts(made[0]), ForBursts(made[1])) if is_poisson else made
 
 
 def kept_sections(tables: Mapping[str, ProfileCosts], request: Request) -> dict[str, Any]:
