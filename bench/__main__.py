@@ -17,8 +17,14 @@ from bench._pace import pace_us
 from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
-COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "bench._reproduce"}
-"""Commands that are not benchmarks: the module with the function of that name. Text that it returns is printed."""
+COMMANDS = {
+    "report": "bench._report",
+    "fetch": "bench._weights",
+    "reproduce": "bench._reproduce",
+    "sceptic": "bench._sceptic",
+}
+"""Commands that are not benchmarks: the module with the function of that name. Text that it returns is printed, a
+number is the exit status."""
 _OWN = (
     *("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed"),
     *("graph", "edges", "link", "memory"),
@@ -50,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench",
         description="Without a name: list the benchmarks. 'reproduce' runs the papers' experiments and prints their "
         "figures beside ours, 'fetch' gets the released weights that some of them need, 'report' prints the results "
-        "that are kept as a table.",
+        "that are kept as a table, 'sceptic' holds the figures of the pages against them.",
     )
     parser.add_argument("name", nargs="?", help=f"the benchmark to run, or one of {', '.join(COMMANDS)}")
     parser.add_argument("--quick", action="store_true", help="end within 50 s on two cores, and say what is left out")
@@ -125,9 +131,11 @@ def _command(chosen: argparse.Namespace) -> int:
     given = _own(chosen, call, "quick", "json")
     if "data_dir" in inspect.signature(call).parameters:
         given["data_dir"] = chosen.data
-    text = call(**given)
-    if text:
-        print(text)
+    answer = call(**given)
+    if isinstance(answer, int):
+        return answer
+    if answer:
+        print(answer)
     return 0
 
 

@@ -69,13 +69,7 @@ HEADLINES = (
         "sets that arrive together at 1.2 times capacity: attainment over edf",
         "joint_gain_vs_edf_points",
         "points",
-        "simulated cards by roofline, five sets, 24 drawn worlds, median; the paper has no serving",
-    ),
-    Headline(
-        "the same, over `joint` without plans",
-        "joint_gain_vs_unplanned_points",
-        "points",
-        "as above; equal drop rule and lanes",
+        "simulated, five sets, 24 drawn worlds, median; a part of it is another drop rule, and none of plans",
     ),
     Headline(
         "the same, over a stream for each member",
