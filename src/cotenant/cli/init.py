@@ -104,14 +104,16 @@ def init(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out the server's warnings of quick measurements: the table has them."""
-    log = logging.getLogger("cotenant.server")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """Leave out the server's warnings of quick measurements and of merging: the table and the comments have them."""
+    logs = [logging.getLogger(name) for name in ("cotenant.server", "cotenant.rows")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(before)
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)
 
 
 def measured(root: Path, source: BareModel, settings: ServerConfig, loader: Loader) -> LoadReport:

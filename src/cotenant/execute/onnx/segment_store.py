@@ -27,6 +27,7 @@ from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.onnx import bind_inputs, parse_type, read_model
+from cotenant.graph.rewrite.locales import replace_locales
 from cotenant.graph.rewrite.zip_maps import drop_zip_maps
 
 FORMAT = 4
@@ -169,8 +170,11 @@ def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
     external_files(path, source)  # the file may have changed just before the copy
     model = read_model(source)
     if dropped := drop_zip_maps(model):
-        onnx.save(model, str(source))
         _log.info("%s: ZipMap is dropped: %s are tensors with a column for each class", path, ", ".join(dropped))
+    if replaced := replace_locales(model):
+        _log.info("%s: upper and lower case follow C.UTF-8: not installed is %s", path, ", ".join(replaced))
+    if dropped or replaced:
+        onnx.save(model, str(source))
     whole, types, reason = _written(path, source, folder, levels)
     is_sound = not has_branches(model) or _is_fit(path, model, source, [whole], [] if reason else [folder / GRAPH])
     if not is_sound:
