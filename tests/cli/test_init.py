@@ -22,7 +22,7 @@ from cotenant.errors import ConfigError
 from cotenant.repository import find_versions
 from cotenant.repository.sources import sources_of
 from onnx_samples import Sketch, info
-from processes import serving
+from processes import WAIT_S, serving
 from repositories import SLO_MS, config, external, scaled, write_model
 
 
@@ -85,8 +85,10 @@ def test_bare_files_become_models_that_answer(tmp_path: Path, run: Run) -> None:
         assert (status, "y  float32[1, 8]" in out) == (0, True)
         status, _, err = run("infer", "scaled", "x=[1, 2]", *where)
         assert (status, "the value has the shape [1, 2], the model takes [-1, 8]" in err) == (2, True)
-    status, out, _ = run("explain", number, root)
-    assert (status, f"Query {number} of 'columns' was answered" in out) == (0, True)
+        server.popen.terminate()  # it writes the rest of its trace
+        server.popen.wait(WAIT_S)
+    status, out, err = run("explain", number, root)
+    assert (status, f"Query {number} of 'columns' was answered" in out) == (0, True), (out, err)
 
 
 def test_files_given_by_name_are_copied_with_their_weights(tmp_path: Path, run: Run, monkeypatch: Any) -> None:
