@@ -109,7 +109,7 @@ def load_session(path: Path, model: Path | bytes, options: ort.SessionOptions) -
     except Exception as error:  # onnxruntime's exceptions have no common base class
         reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error).strip())
         reason = re.sub(r"^Load model from .*? failed: ?", "", reason)
-        reason = re.sub(r"/onnxruntime_src/\S+:\d+ .*[)>] (?=[A-Z(])", "", " ".join(reason.split())).rstrip(".")
+        reason = re.sub(r"/onnxruntime_src/\S+:\d+ .*(?:\)|<lambda\(\)>) (?=[A-Z(])", "", reason).rstrip(".")
         raise ModelError(path, f"onnxruntime {ort.__version__} cannot load it: {reason}", _hint(reason)) from error
 
 
