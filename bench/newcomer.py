@@ -37,15 +37,15 @@ from rich.table import Table
 
 from bench._newcomer_models import KINDS, Case
 from bench._registry import BenchError
-from bench._server import cache_folder, tiny_repository
+from bench._server import TINY_CONFIG, cache_folder, tiny_repository
 from cotenant.config import load_server_config
 from cotenant.errors import CotenantError
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.repository import SERVER_FILE
+from cotenant.repository import CONFIG_FILE, SERVER_FILE
 from cotenant.serve.server_process import StartError, await_ready, running
 from cotenant.wire.client import infer_once
-from cotenant.zoo import QUICK_START, build_repository
+from cotenant.zoo import QUICK_START, build, build_repository
 
 FIRST = ("iris", "body_detector", "cnn_pt2")
 QUICK_KINDS = ("iris", "forest", "tfidf", "table", "text_reader")
@@ -204,7 +204,9 @@ def start_of_eight() -> dict[str, Any]:
     """From `cotenant serve` to READY of the quick start's models and one more, on two cores, with a profile."""
     root = cache_folder() / "newcomer"
     models = [*QUICK_START, ONE_MORE]
-    build_repository(root, models=models)
+    build_repository(root, models=list(QUICK_START))
+    build(ONE_MORE, root / ONE_MORE / "1" / "model.onnx")
+    (root / ONE_MORE / CONFIG_FILE).write_text(TINY_CONFIG, encoding="utf-8")
     _, errors = profile_repository(
         root, load_server_config(root / SERVER_FILE), Effort(0.25), fresh=False, on_step=_unseen
     )
