@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from cotenant.errors import CotenantError
@@ -30,6 +31,7 @@ _CALLS = {
 """Numbers of system calls without a function in the C library, by processor, for processes of 64 bits."""
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
+_LC_CTYPE_MASK = 1
 _UTIME, _START_TIME = 11, 19
 """Fields of /proc/PID/stat behind the name of the process: processor time in user mode, and time of the start."""
 _IDLE = (3, 4)
@@ -44,6 +46,12 @@ def require(what: str) -> None:
             f"{what} needs Linux, and this is {platform.system() or sys.platform}: use a Linux container or "
             "machine; profile, simulate, plan, explain, load and infer work here"
         )
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """The C library, opened once. Raises OSError or TypeError where it cannot be found."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 # --- this machine -------------------------------------------------------------------------------------------------
@@ -251,7 +259,7 @@ def system_call(name: str, *arguments: object) -> int:
     if number is None:
         raise OSError(errno.ENOSYS, f"unknown on {platform.system()} {platform.machine()}")
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in (number, *arguments)]
-    result = int(ctypes.CDLL(None, use_errno=True).syscall(*words))
+    result = int(_libc().syscall(*words))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -270,7 +278,7 @@ def timer_descriptor() -> int | None:
     if not IS_LINUX:
         return None
     try:
-        create = ctypes.CDLL(None, use_errno=True).timerfd_create
+        create = _libc().timerfd_create
     except (OSError, AttributeError):
         return None
     found = int(create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
@@ -280,8 +288,7 @@ def timer_descriptor() -> int | None:
 def arm_timer(descriptor: int, due_ns: int) -> None:
     """Let a timerfd expire at a time of the monotonic clock, in ns. Raises OSError."""
     at = _Itimerspec(_Timespec(0, 0), _Timespec(*divmod(due_ns, 1_000_000_000)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(at), None) != 0:
+    if _libc().timerfd_settime(descriptor, _TFD_TIMER_ABSTIME, ctypes.byref(at), None) != 0:
         raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
 
@@ -434,7 +441,23 @@ def return_memory() -> None:
     """Return freed memory to the system: glibc keeps memory of closed sessions, hundreds of MB for large models."""
     if IS_LINUX:
         with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+            _libc().malloc_trim(0)
+
+
+def has_locale(name: bytes) -> bool:
+    """Whether a locale of letter cases, such as b"en_US.UTF-8", is installed; True where glibc cannot be asked."""
+    if not IS_LINUX:
+        return True
+    try:
+        make, free = _libc().newlocale, _libc().freelocale
+    except (AttributeError, OSError):  # another C library
+        return True
+    make.restype, make.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+    free.argtypes = (ctypes.c_void_p,)
+    made = make(_LC_CTYPE_MASK, name, None)
+    if made:
+        free(made)
+    return bool(made)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -493,4 +516,4 @@ def _prctl(option: int, value: int) -> None:
     """Set an attribute of the calling thread or process; nothing happens on other systems."""
     if IS_LINUX:
         with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
+            _libc().prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import onnx
 
+from cotenant.linux import has_locale
+
 _EVERYWHERE = b"C.UTF-8"
-_LC_CTYPE_MASK = 1
-"""Of glibc."""
 
 
 def replace_locales(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -23,23 +21,9 @@ def replace_locales(model: onnx.ModelProto) -> tuple[str, ...]:
         if node.op_type != "StringNormalizer" or (locale is not None and not locale.s.startswith(b"en_")):
             continue
         name = b"en_US.UTF-8" if locale is None else locale.s
-        if not _is_installed(name) and _is_installed(_EVERYWHERE):
+        if not has_locale(name) and has_locale(_EVERYWHERE):
             if locale is not None:
                 node.attribute.remove(locale)
             node.attribute.append(onnx.helper.make_attribute("locale", _EVERYWHERE))
             replaced.append(name.decode())
     return tuple(dict.fromkeys(replaced))
-
-
-def _is_installed(name: bytes) -> bool:
-    try:
-        library = ctypes.CDLL(None)
-        make, free = library.newlocale, library.freelocale
-    except (AttributeError, OSError, TypeError):  # another C library
-        return True
-    make.restype, make.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-    free.argtypes = (ctypes.c_void_p,)
-    made = make(_LC_CTYPE_MASK, name, None)
-    if made:
-        free(made)
-    return bool(made)
