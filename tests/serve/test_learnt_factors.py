@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.core.events import PredictorChanged
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyRow, LatencyTable
@@ -23,8 +22,7 @@ def test_they_are_written_some_time_after_a_change_and_hold_for_the_same_profile
     learnt = LearntFactors(path, clock)
     assert learnt.of("a", TABLE) == 1.0
     for factor in (2.0, 3.0):
-        event = PredictorChanged(TablePredictor({"a": TABLE, "b": OTHER}, {"a": {0: factor}, "b": 0.25}))
-        learnt(clock.now_ns(), event, [], None)
+        learnt.note(TablePredictor({"a": TABLE, "b": OTHER}, {"a": {0: factor}, "b": 0.25}))
     assert not path.exists()
     clock.run()
     assert clock.now_ns() == 10_000_000_000
@@ -51,11 +49,11 @@ def test_a_file_that_cannot_be_read_or_written_is_said(tmp_path: Path, caplog: p
     path.write_text("{}", encoding="utf-8")
     learnt = LearntFactors(path, VirtualClock())
     assert "factors.json: format is None" in caplog.text
-    learnt(0, PredictorChanged(TablePredictor({"a": TABLE}, {"a": 2.0})), [], None)
+    learnt.note(TablePredictor({"a": TABLE}, {"a": 2.0}))
     learnt.save()
     assert LearntFactors(path, VirtualClock()).of("a", TABLE) == 2.0
     path.unlink()
     path.mkdir()
-    learnt(0, PredictorChanged(TablePredictor({"a": TABLE}, {"a": 3.0})), [], None)
+    learnt.note(TablePredictor({"a": TABLE}, {"a": 3.0}))
     learnt.save()
     assert "are not kept for the next start" in caplog.text

@@ -52,6 +52,11 @@ class LatencyModel:
         rows = (LatencyRow(0, items, cores, ns) for cores, of in points.items() for items, ns in of.items())
         return cls(LatencyTable(tuple(rows)))
 
+    @property
+    def shape_count(self) -> int:
+        """Number of measured shapes."""
+        return len(self._shapes)
+
     def latency_ns(self, shape: int, rows: int, cores: int) -> int:
         """Latency of the whole model, rounded up."""
         return ceil(self._at(shape, rows, cores))

@@ -283,7 +283,6 @@ class OnlineModel:
         self._adapt = adapt
         self._upper_estimate = UpperEstimate(quantile) if tail_aware else None
         self._tables: dict[str, LatencyTable] = {}
-        self._several_shapes: set[str] = set()
         self._calibration = Calibration()
         self._promise = AdaptiveConformal(level=quantile)
         self._launched: dict[int, _Expected] = {}
@@ -305,9 +304,6 @@ class OnlineModel:
         self._calibration.begin(tenant, learnt if isinstance(learnt, Mapping) else {ALL_SHAPES: learnt})
         self._launched = {launch: known for launch, known in self._launched.items() if known.tenant != tenant}
         self._tables[tenant] = table
-        self._several_shapes.discard(tenant)
-        if len({row.shape for row in table.rows}) > 1:
-            self._several_shapes.add(tenant)
         scales, beside = self._calibration.scales, self.predictor.beside
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
@@ -382,7 +378,7 @@ class OnlineModel:
             if isinstance(predictor, GroupedPredictor):
                 alone = predictor.latency_ns(launch.work, launch.share.size)
             tenant = launch.work.tenant
-            shape = launch.work.shape if tenant in self._several_shapes else ALL_SHAPES
+            shape = launch.work.shape if predictor.models[tenant].shape_count > 1 else ALL_SHAPES
             factor = self._calibration.factor(tenant, shape)
             self._launched[launch.id] = _Expected(alone, time_ns, factor, tenant, shape)
 

@@ -121,7 +121,7 @@ class Server(Backend):
         self.beliefs = OnlineModel.under(self.policy)
         self._learnt = LearntFactors(learnt_factors_path(self.root), self.clock)
         self.losses = LossAccount(self.beliefs.predictor, self.lanes)
-        self.counters.leading_cause = self.losses.leading
+        self.counters.leading_cause, self.counters.on_predictor = self.losses.leading, self._learnt.note
         self._replies = Replies(self.counters, self.beliefs)
         self._executor = open_executor(settings.device, self.policy.spec.shares, settings.server.max_answer_bytes)
         self._executor.readers = readers
@@ -162,7 +162,7 @@ class Server(Backend):
         shut = Gates(engine, lambda: self.on_gates())
         self.gates = shut.shut
         own: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, self._worker_states)
-        self._driver = Driver(engine, self._executor, self.clock, (*own, self._learnt, shut, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (*own, shut, *extra))
         self._executor.on_event = self._driver.post
         names = model_names(self.root)
         if bare := bare_words(self.root):

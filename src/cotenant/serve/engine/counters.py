@@ -129,6 +129,7 @@ class Counters:
         """Counters of removed tenants, continued if a tenant returns."""
         self._on_slo_change = on_slo_change
         self.leading_cause: Callable[[str], str | None] = lambda _: None
+        self.on_predictor: Callable[[TablePredictor], None] = lambda _: None
         """Returns the main cause of a tenant's recent losses; set by the server to its loss account."""
         self._lock = threading.Lock()
         self._open: dict[int, Query] = {}
@@ -203,6 +204,7 @@ class Counters:
         elif type(event) is PredictorChanged:
             if isinstance(event.predictor, TablePredictor):
                 self._believed(event.predictor)
+                self.on_predictor(event.predictor)
         elif type(event) is ApplicationEnded:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:

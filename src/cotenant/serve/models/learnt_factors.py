@@ -9,10 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.core.actions import Action
-from cotenant.core.events import Event, PredictorChanged
 from cotenant.errors import CotenantError
-from cotenant.execute.protocol import Timing
 from cotenant.files import load, save
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
@@ -39,7 +36,7 @@ class _File(msgspec.Struct):
 
 
 class LearntFactors:
-    """Stores the factors of an OnlineModel 10 s after a change, and at the end. An observer of the driver.
+    """Stores the factors of an OnlineModel 10 s after a change, and at the end.
 
     A factor holds for the profile that it corrects. A file that cannot be read or written is said in the log.
     """
@@ -63,13 +60,12 @@ class LearntFactors:
         known = self._known.get(tenant)
         return known.factor if known is not None and known.table == _digest(table) else 1.0
 
-    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
+    def note(self, predictor: TablePredictor) -> None:
         """Note a new predictor. The file is written on the clock's thread."""
-        if isinstance(event, PredictorChanged) and isinstance(event.predictor, TablePredictor):
-            self._predictor = event.predictor
-            if not self._is_due:
-                self._is_due = True
-                self._clock.call_at(time_ns + _SAVE_AFTER_NS, _LOG_PRIORITY, self.save)
+        self._predictor = predictor
+        if not self._is_due:
+            self._is_due = True
+            self._clock.call_at(self._clock.now_ns() + _SAVE_AFTER_NS, _LOG_PRIORITY, self.save)
 
     def save(self) -> None:
         """Write the present factors, if they differ from those in the file."""

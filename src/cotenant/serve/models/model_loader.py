@@ -71,7 +71,8 @@ class ModelLoader:
     ) -> None:
         self.root = root
         self.loader_process = Loader(settings.server.load_limit_s)
-        self._device = settings.device
+        self._device = None if settings.device.kind == "cpu" else settings.device
+        """As in VersionSpec: None for the CPU."""
         self._executor = executor
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants
@@ -144,8 +145,7 @@ class ModelLoader:
         return made[0].problems
 
     def _opened(self, found: ModelVersion, faults: tuple[str, ...]) -> LoadReport:
-        device = None if self._device.kind == "cpu" else self._device
-        return self.loader_process.load(VersionSpec(str(self.root), found, device=device, faults=faults))
+        return self.loader_process.load(VersionSpec(str(self.root), found, device=self._device, faults=faults))
 
     def check(self, found: Sequence[ModelVersion], owners: Mapping[str, str]) -> None:
         """Raise ConfigError if a tenant of these versions belongs to another model or application."""
@@ -158,8 +158,7 @@ class ModelLoader:
             each.loaded.close()
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
-        device = None if self._device.kind == "cpu" else self._device
-        spec = VersionSpec(str(self.root), found, policy.spec.shares, device=device)
+        spec = VersionSpec(str(self.root), found, policy.spec.shares, device=self._device)
         report = None if self.stored is None else self.stored.find(spec)
         if report is None:
             files = stamps_of(spec)
