@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ import typer
 from cotenant.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from cotenant.config import ServerConfig
     from cotenant.measure.load_spec import LoadReport
@@ -80,7 +79,7 @@ def init(
     quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
     made: list[Draft] = []
     errors: dict[str, str] = {}
-    with _quiet(), closing(Loader(settings.server.load_limit_s)) as loader, console.status("") as status:
+    with closing(Loader(settings.server.load_limit_s, is_quiet=True)) as loader, console.status("") as status:
         for at, source in enumerate(sources, 1):
             status.update(f"{source.name} ({at} of {len(sources)}): opening and measuring it")
             try:
@@ -100,20 +99,6 @@ def init(
         _print(root, made, errors)
     if errors:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the server's warnings of quick measurements and of merging: the table and the comments have them."""
-    logs = [logging.getLogger(name) for name in ("cotenant.server", "cotenant.rows")]
-    before = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.setLevel(level)
 
 
 def measured(root: Path, source: BareModel, settings: ServerConfig, loader: Loader) -> LoadReport:
