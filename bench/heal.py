@@ -32,7 +32,6 @@ from bench._registry import BenchError
 from bench._server import cache_folder, serving
 from bench._tenants import Inputs, prepare, sample_all
 from cotenant.load import run_load_process
-from cotenant.metrics import QueryRecord
 from cotenant.profiles.profile_file import load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.repository.paths import learnt_factors_path
@@ -154,15 +153,11 @@ def _row(root: Path, task: Task, inputs: Inputs, seconds: float) -> dict[str, An
     return {
         "is_loaded": is_loaded,
         "error": error,
-        "seconds_to_first_answer": min(map(_end_ns, in_time[VICTIM])) / 1e9,
+        "seconds_to_first_answer": min(each.ended_ns for each in in_time[VICTIM]) / 1e9,
         "seconds_to_within_10_pct": after_s,
         "belief": belief,
         "attainment": {name: len(found) / max(1, counts[name]) for name, found in in_time.items()},
     }
-
-
-def _end_ns(record: QueryRecord) -> int:
-    return record.ended_ns
 
 
 def _factor(url: str) -> float:

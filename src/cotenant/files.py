@@ -113,15 +113,13 @@ def convert(
         except msgspec.ValidationError as found:
             sentence, _, place = str(found).partition(" - at `$")
             place = place.rstrip("`")
-            steps = re.findall(r"\w+", place)
-            if unknown := re.search("unknown field `(.*)`", sentence):
-                steps.append(unknown[1])
+            steps, unknown = re.findall(r"\w+", place), re.search("unknown field `(.*)`", sentence)
             if sentence.startswith("Invalid ") or unknown:  # without the expected values
-                allowed = dict.fromkeys(_allowed(inspect.type_info(into), re.findall(r"\w+", place)))
+                allowed = dict.fromkeys(_allowed(inspect.type_info(into), steps))
                 sentence += f", expected one of {', '.join(map(str, allowed))}" if allowed else ""
             key = (at + place).lstrip(".")
             sentence = f"{where}: {key + ': ' if key else ''}{sentence}"
-            if faults is None or not _removed(table, steps):
+            if faults is None or not _removed(table, [*steps, unknown[1]] if unknown else steps):
                 raise error(sentence) from None
             faults.append(sentence)
 

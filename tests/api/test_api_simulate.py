@@ -11,7 +11,7 @@ import cotenant
 from commands import Run
 from cotenant.errors import CotenantError
 from cotenant.workload import load_workload
-from repositories import write_good
+from repositories import write_good, write_profiled
 
 WORKLOAD = """
 seed = 3
@@ -30,10 +30,7 @@ timeout_ms = 40.0
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_good(tmp_path_factory.mktemp("simulated") / "models", "add_sub", "two")
-    cotenant.profile(root, budget_s=0.0)
-    (root.parent / "workload.toml").write_text(WORKLOAD, encoding="utf-8")
-    return root
+    return write_profiled(tmp_path_factory.mktemp("simulated") / "models", WORKLOAD, "add_sub", "two")
 
 
 @pytest.mark.parametrize("policy", ["edf", "shares"])

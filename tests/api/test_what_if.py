@@ -1,4 +1,4 @@
-"""What-if simulations: other keys of tenants, recorded runs as workloads, and sweeps."""
+"""What-if simulations: other keys of tenants, and SLOs of the workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import cotenant
 from commands import Run
 from cotenant.errors import CotenantError
-from repositories import write_good
+from repositories import write_profiled
 
 WORKLOAD = """
 seed = 3
@@ -30,10 +30,7 @@ rate = 60.0
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_good(tmp_path_factory.mktemp("what_if") / "models", "add_sub", "two")
-    cotenant.profile(root, budget_s=0.0)
-    (root.parent / "workload.toml").write_text(WORKLOAD, encoding="utf-8")
-    return root
+    return write_profiled(tmp_path_factory.mktemp("what_if") / "models", WORKLOAD, "add_sub", "two")
 
 
 @pytest.fixture

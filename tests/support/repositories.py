@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+import cotenant
 from onnx_samples import Sketch, encoder, info, residual_cnn, strings
 
 SLO_MS = 20_000
@@ -148,6 +149,13 @@ def write_good(root: Path, *names: str) -> Path:
     for name in names or GOOD:
         text, versions = GOOD[name]
         write_model(root, name, text, dict(versions))
+    return root
+
+
+def write_profiled(root: Path, workload: str, *names: str) -> Path:
+    """A repository as `write_good` makes it, with a profile, and `workload.toml` beside it."""
+    cotenant.profile(write_good(root, *names), budget_s=0.0)
+    (root.parent / "workload.toml").write_text(workload, encoding="utf-8")
     return root
 
 
