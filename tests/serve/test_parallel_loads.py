@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from client import WAIT_S, Client, Watch, started
+from client import WAIT_S, Client, started, until
 from cotenant.config import DeviceSection, ServerConfig
-from cotenant.core.events import TenantAdded
 from cotenant.execute.worker.process import ChildProcess
 from cotenant.measure import loader_process
 from cotenant.measure.loader_process import Loader
@@ -75,16 +74,9 @@ def test_a_start_is_not_held_up_by_a_model_that_never_ends(tmp_path: Path) -> No
     write_model(tmp_path, "with_plain", config("plain", max_batch=4), {1: lambda: scaled(1.0)})
     server = Server(tmp_path, ServerConfig(device=TWO))
     assert reason_of(server, "nobody") == "model 'nobody': the server is starting or stopping; try again later"
-    is_served = threading.Event()
-
-    class See(Watch):
-        def __call__(self, now: int, event: Any, *more: Any) -> None:
-            if isinstance(event, TenantAdded):
-                is_served.set()
-
-    start = threading.Thread(target=server.start, args=(See(),))
+    start = threading.Thread(target=server.start)
     start.start()
-    assert is_served.wait(2 * WAIT_S)
+    until(lambda: server.names.get("plain").is_served, os.sched_yield)
     assert start.is_alive()
     assert server.metadata("plain", "").name == "plain"
     waits = "model 'with_plain' is not served: it is starting: it waits to be loaded, 2 models before it"
