@@ -58,6 +58,15 @@ def quiet_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_server_cost() -> Iterator[None]:
+    """Profiles lack the cost of requests, which takes 10 s; tests of that cost call `measure_server_cost`."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # tests on a GPU lack the packages
+            patch.setattr("cotenant.measure.sweep._with_server", lambda root, settings, profile, on_step: profile)
+        yield
+
+
 @pytest.fixture(scope="session")
 def papers_data() -> Path:
     """The papers' tables that benchmarks read: those of the repository, unless a variable names others."""

@@ -16,7 +16,7 @@ def test_the_time_of_a_process_stays_when_it_has_ended(monkeypatch: pytest.Monke
     alive = {7: ("cotenant.serve.frontend_process", 1.0), 8: ("cotenant.execute.worker.main", 2.0), 9: ("other", 5.0)}
     monkeypatch.setattr(linux, "processes_below", lambda pid: [(each, alive[each][0]) for each in alive])
     monkeypatch.setattr(linux, "cpu_s", lambda pid: alive[pid][1] if pid in alive else 4.0)
-    time = ProcessorTime()
+    time = ProcessorTime(os.getpid())
     assert time.seconds() == {ENGINE: 4.0, FRONT_END: 1.0, WORKER: 2.0, LOADER: 0.0}
     del alive[8]
     alive[10] = ("cotenant.execute.worker.main", 0.5)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cotenant.errors import CotenantError
+from cotenant.linux import IS_LINUX
 from cotenant.measure.campaign import OnStep
 from cotenant.measure.solo import Effort
 from cotenant.profiles.profile_file import Profile
@@ -24,6 +25,7 @@ def profile(
     fresh: bool = False,
     settings: Mapping[str, object] = MappingProxyType({}),
     on_step: OnStep | None = None,
+    server: bool = True,
 ) -> Profile:
     """Measure the latency of every model over batch and cores, as `cotenant profile` does, and save the profile.
 
@@ -32,7 +34,8 @@ def profile(
 
     `settings` are keys of `cotenant.toml`, as {"device.lanes": "all"}. `on_step` is called with the
     number of finished steps, the number of all steps and the name of the last step. A model that cannot be
-    measured is left out, with a warning in the log.
+    measured is left out, with a warning in the log. With `server`, what a server needs for a request besides the model
+    is measured too (Linux).
 
     >>> measured = cotenant.profile("models/", budget_s=0.1)  # doctest: +SKIP
     >>> measured.to_pandas()  # doctest: +SKIP
@@ -46,7 +49,8 @@ def profile(
     root = Path(repository)
     chosen = settings_of(root, settings)
     steps = on_step or (lambda done, total, text: None)
-    found, errors = profile_repository(root, chosen, Effort(budget_s=budget_s), fresh=fresh, on_step=steps)
+    effort, measures = Effort(budget_s=budget_s), server and IS_LINUX
+    found, errors = profile_repository(root, chosen, effort, fresh=fresh, on_step=steps, server=measures)
     for model, reason in errors.items():
         _log.warning("model %r is not in the profile: %s", model, reason)
     if errors and not found.models:

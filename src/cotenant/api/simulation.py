@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from typing_extensions import override
 
 from cotenant import registry
@@ -32,6 +33,7 @@ from cotenant.repository.measured_content import changes, refuse_changes
 from cotenant.repository.server_settings import settings_of
 from cotenant.serve.services import plan_files
 from cotenant.sim.scenario import Assumptions, Scenario, run_scenario, scenario_of, tenants_of
+from cotenant.sim.served_requests import ServerLoad
 from cotenant.tabular import Tabular
 from cotenant.trace import TraceWriter, header, read
 from cotenant.trace.basis import GroupTally
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from cotenant.work import Round
     from cotenant.world.contention import Contention
 
+DECISION_US = 50.0
+"""Cost of a launch in microseconds where none was measured."""
 _log = logging.getLogger("cotenant.simulate")
 
 
@@ -57,18 +61,20 @@ _log = logging.getLogger("cotenant.simulate")
 class SimulationOptions:
     """The world of simulated runs. `world` None is "groups" for a plan with groups, else "table".
 
-    `noise` is the deviation of the logarithm of latencies. Each launch costs `decision_us` before it. `trace` is the
-    file for the trace of the last run. With `has_bound` runs are compared with the best possible schedule. `is_stale`
-    accepts a profile of models that changed since.
+    `noise` is the deviation of the logarithm of latencies. Each launch costs `decision_us` before it, by default as
+    measured with the profile, else DECISION_US. Without `has_server`, requests cost nothing besides launches. `trace`
+    is the file for the trace of the last run. With `has_bound` runs are compared with the best possible schedule.
+    `is_stale` accepts a profile of models that changed since.
     """
 
     factor: float = 1.0
     noise: float = 0.05
-    decision_us: float = 50.0
+    decision_us: float | None = None
     world: WorldKind | None = None
     trace: Path | None = None
     has_bound: bool = False
     is_stale: bool = False
+    has_server: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,8 @@ class SimulatedRun(Tabular):
     groups: Sequence[GroupEvidence] = ()
     bound: RunBound | None = None
     policy_faults: int = 0
+    server: ServerLoad | None = None
+    """Load of the server by requests, where their cost was measured."""
 
     def tenant(self, name: str) -> TenantSummary:
         """The figures of one tenant. Raises InvalidValueError for an unknown one."""
@@ -106,6 +114,7 @@ class SimulatedRun(Tabular):
         found |= {"groups": [asdict(each) for each in self.groups]} if self.groups else {}
         found |= {"bound": facts(self.bound)} if self.bound else {}
         found |= {"policy_faults": self.policy_faults} if self.policy_faults else {}
+        found |= {"server": asdict(self.server)} if self.server else {}
         return {**found, **to_json(self.summary), **lost_facts(self.losses)}
 
 
@@ -165,6 +174,8 @@ class Simulation:
         profile = load_profile(profile_path(repository))
         changed = changes(repository, profile.contents, tenants_of(repository, spec))
         refuse_changes(changed, repository, stale=options.is_stale)
+        if not options.has_server:
+            profile = replace(profile, server=UNSET)
         scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares, self._tenants)
         kept = registry.load_all(registry.KEPT_PLANS)
         plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
@@ -215,7 +226,16 @@ class Simulation:
             writer = TraceWriter(recorded.open("wb"), head)
         losses = LossAccount(beliefs.predictor, made.spec.lanes, served)
         tally = GroupTally(made, self._fitted, _both(losses, writer))
-        assumptions = Assumptions(self._options.noise, round(self._options.decision_us * 1000))
+        load, launch_us, inflation = None, DECISION_US, 1.0
+        if scenario.requests is not None:
+            load = scenario.requests.load(spec, seed, len({core for lane in scenario.lanes for core in lane.cores}))
+            launch_us, inflation = scenario.requests.cost.launch_ns / 1e3, 1 / (1 - load.lanes_share)
+        chosen_us = self._options.decision_us
+        assumptions = Assumptions(
+            self._options.noise,
+            round((launch_us if chosen_us is None else chosen_us) * 1000),
+            inflation=dict.fromkeys(scenario.tables, inflation) if inflation != 1.0 else {},
+        )
         outcomes = run_scenario(
             *(scenario, section, assumptions, seed, tally), contention=self._contention, follower=beliefs
         )
@@ -230,7 +250,7 @@ class Simulation:
             tenants=list(scenario.slo_ns),
         )
         bound = bound_of(*read(recorded)) if self._options.has_bound and recorded is not None else None
-        return SimulatedRun(name, seed, summary, losses, made, tally.found, bound, outcomes.policy_faults)
+        return SimulatedRun(name, seed, summary, losses, made, tally.found, bound, outcomes.policy_faults, load)
 
 
 def simulate(
@@ -241,7 +261,8 @@ def simulate(
     seed: int | None = None,
     settings: Mapping[str, object] = MappingProxyType({}),
     noise: float = 0.05,
-    decision_us: float = 50.0,
+    decision_us: float | None = None,
+    server: bool = True,
     world: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     bound: bool = False,
@@ -252,7 +273,8 @@ def simulate(
     `workload` is a file, a Workload, or the tables of a file as a mapping. `policy` is by default that of the
     settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}, and of
     tenants, as {"tenant.resnet.slo_ms": 50}.
-    `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before it.
+    `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before
+    it, by default what was measured with the profile. With `server` requests cost what was measured too.
     `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `trace` is a file for the trace of the
     run, for `cotenant.explain`. With `bound` the run is compared with upper bounds of any schedule. `stale` accepts a
     profile of models that changed since.
@@ -280,7 +302,7 @@ def simulate(
     except ValueError:
         raise CotenantError(f"world is {world!r}, expected one of {', '.join(WorldKind)}") from None
     file = None if trace is None else Path(trace)
-    options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale)
+    options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale, server)
     policies = () if policy is None else (policy,)
     models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
     made = Simulation(spec, models, settings, policies, options, _log.warning)

@@ -21,9 +21,11 @@ from cotenant.cli.options import (
     print_json,
     settings_of,
 )
+from cotenant.linux import IS_LINUX
 
 if TYPE_CHECKING:
     from cotenant.measure.contention_profile import ContentionProfile
+    from cotenant.profiles.server_cost import ServerCost
     from cotenant.report.fitted_table import FittedTable
     from cotenant.work import Share
 
@@ -44,6 +46,9 @@ def profile(
             "--contention", help="Also measure the slowdown by contention for memory, for 'cotenant simulate'."
         ),
     ] = False,
+    server: Annotated[
+        bool, typer.Option(help="Also measure what a server needs for a request besides the model (10 s).")
+    ] = True,
     campaigns: Sequence[ProfileCampaign] = (),
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +79,12 @@ def profile(
     verdicts = judge_repository(repository, settings, model_names(repository))
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(
-            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts), verdicts=verdicts
+            *(repository, settings, effort),
+            fresh=fresh,
+            on_step=on_step,
+            partitions=tuple(parts),
+            verdicts=verdicts,
+            server=server and IS_LINUX,
         )
     run = ProfileRun(repository, settings, result, fresh, as_json, errors)
     for campaign in campaigns:
@@ -90,6 +100,8 @@ def profile(
         console = make_console()
         targets = {each.found.tenant: each.found.config.tenant.slo_ms for each in verdicts if each.found is not None}
         console.print(profile_table(result, targets))
+        if result.server is not msgspec.UNSET:
+            console.print(server_table(result.server))
         console.print(f"Saved to {profile_path(repository)}")
         for name, model in result.models.items():
             slow = slow_words(model, targets[name]) if name in targets else ""
@@ -104,6 +116,31 @@ def profile(
         print_left_out(console, errors)
     if errors:
         raise typer.Exit(1)
+
+
+def server_table(found: ServerCost) -> FittedTable:
+    """Table of the cost of requests by protocol: processor time by process, and latency, at 64 bytes and 600 kB."""
+    from cotenant.measure.server_cost import LARGE
+    from cotenant.report.fitted_table import FittedTable
+
+    table = FittedTable(
+        "protocol", "front-end us", "engine us", "worker us", "refused us", "alone us", "600 kB in ms", "600 kB out ms"
+    )
+    table.title = "Processor time of a server for a request, besides the model"
+    small, read, write = (0, 0), (4 * LARGE, 0), (0, 4 * LARGE)
+    for name, cost in found.requests.items():
+        parts = (each.of(small) for each in (cost.front_end, cost.engine, cost.worker))
+        refused = cost.refused_front_end_ns + cost.refused_engine_ns
+        short = [f"{ns / 1e3:.0f}" for ns in (*parts, refused, cost.alone_ns)]
+        table.add_row(name, *short, *(f"{cost.cpu_ns(sizes) / 1e6:.2f}" for sizes in (read, write)))
+    launch = (
+        f"{found.launch_engine_ns / 1e3:.0f} us of the engine and {found.launch_worker_ns / 1e3:.0f} us of a worker"
+    )
+    table.caption = (
+        f"{found.front_ends} front-end process(es); each launch costs {launch} more. refused: of a request that is not "
+        "run. alone: latency of a lone request without its model."
+    )
+    return table
 
 
 def contention_table(found: ContentionProfile) -> FittedTable:

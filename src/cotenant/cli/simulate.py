@@ -39,8 +39,16 @@ def simulate(
         float, typer.Option(min=0, max=10, callback=a_number, help="Standard deviation of the logarithm of latencies.")
     ] = 0.05,
     decision_us: Annotated[
-        float, typer.Option(min=0, max=1e9, callback=a_number, help="Decision time charged before each launch.")
-    ] = 50.0,
+        float | None,
+        typer.Option(
+            min=0,
+            max=1e9,
+            callback=a_number,
+            help="Cost of each launch besides the model.",
+            show_default="as measured by 'cotenant profile', else 50",
+        ),
+    ] = None,
+    server: Annotated[bool, typer.Option(help="Requests cost what 'cotenant profile' measured, or nothing.")] = True,
     world: Annotated[
         WorldKind | None,
         typer.Option(
@@ -67,7 +75,7 @@ def simulate(
 
     chosen = options.chosen()
     spec = load_workload(workload)
-    assumed = SimulationOptions(factor, noise, decision_us, world, trace, bound, stale)
+    assumed = SimulationOptions(factor, noise, decision_us, world, trace, bound, stale, server)
     warn = partial(typer.echo, err=True)
     simulation = Simulation(spec, repository, chosen, policy or (), assumed, warn)
     console = make_console()
@@ -80,6 +88,10 @@ def simulate(
         console.print(outcome_table(run.summary, title))
         if run.losses.lost:
             console.print(lost_table(run.losses.lost))
+        if run.server is not None:
+            console.print(run.server.text, highlight=False, soft_wrap=True)
+            if run.server.problem:
+                typer.echo(f"cotenant: {run.server.problem}", err=True)
         if run.policy_faults:
             faults = f"policy {run.policy!r} failed {run.policy_faults} times"
             console.print(f"{faults}: earliest deadline first, or the fallback, decided in its place")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ from cotenant.execute.open_model import engine_of, open_model
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.runner import Runner
 from cotenant.execute.strategy import VersionTrial, follows_of, strategies
+from cotenant.graph.datatypes import numpy_type
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.draft import drafted
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
@@ -81,6 +83,19 @@ class OpenedModel:
             is_merged = self.found.config.model.max_batch > 1
             self._known_splits.append(_splits(self.runner, self.shapes) if is_merged else UNSET)
         return self._known_splits[0]
+
+    @property
+    def row_bytes(self) -> tuple[tuple[int, int], ...]:
+        """Bytes of the input and output tensors of one row, by declared shape.
+
+        Dimensions of outputs that the model leaves open count as 1, and texts as one byte each.
+        """
+        skipped = 1 if self.found.config.model.max_batch > 1 else 0
+        given = sum(_row_bytes(each.dtype, (each.shape or ())[skipped:]) for each in self.runner.outputs)
+        return tuple(
+            (sum(_row_bytes(each.dtype, shape[each.name][skipped:]) for each in self.runner.inputs), given)
+            for shape in self.shapes
+        )
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """Points to measure: each partition size of the lanes, and one core of a CPU."""
@@ -422,3 +437,9 @@ def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
         and device.processor == here.processor
         and device.versions.get(package) == here.versions.get(package)
     )
+
+
+def _row_bytes(dtype: str, dims: Sequence[object]) -> int:
+    kind = numpy_type(dtype)
+    size = 1 if kind is None or kind.kind in "OU" else kind.itemsize
+    return size * prod(each for each in dims if isinstance(each, int) and each > 0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET
 
 from cotenant.config import ServerConfig
+from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
@@ -25,6 +28,8 @@ from cotenant.repository import profile_path, readable_versions
 from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
+_log = logging.getLogger("cotenant.profile")
+
 
 def profile_repository(
     root: Path,
@@ -35,16 +40,35 @@ def profile_repository(
     on_step: OnStep,
     partitions: Sequence[Share] = (),
     verdicts: Sequence[ModelVerdict] = (),
+    server: bool = False,
 ) -> tuple[Profile, dict[str, str]]:
     """Measure the missing points of a repository's profile, save it, and return it with the errors of omitted models.
 
     Models are measured at the sizes of the server's lanes and of `partitions`. `fresh` discards earlier results. An
     interrupted sweep is resumed: each point is on disk as soon as it is measured. A profile of another device is
-    replaced. Models with a problem by `verdicts` are left out with all their problems.
+    replaced. Models with a problem by `verdicts` are left out with all their problems. With
+    `server` the cost of requests to a server is measured too, if it is missing.
     """
     lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
-        return _profile(root, executor.target, lanes, effort, verdicts, fresh=fresh, on_step=on_step)
+        profile, errors = _profile(root, executor.target, lanes, effort, verdicts, fresh=fresh, on_step=on_step)
+    return _with_server(root, settings, profile, on_step) if server else profile, errors
+
+
+def _with_server(root: Path, settings: ServerConfig, profile: Profile, on_step: OnStep) -> Profile:
+    """The saved profile with the cost of requests to a server of these settings; without it, and with a warning in the
+    log, where none can be measured."""
+    from cotenant.measure.server_cost import measure_server_cost
+
+    if profile.server is not UNSET and profile.server.front_ends == settings.server.frontends:
+        return profile
+    try:
+        profile = replace(profile, server=measure_server_cost(settings, on_step))
+    except CotenantError as error:
+        _log.warning("the cost of requests is not measured: %s", error)
+        return profile
+    save_profile(profile_path(root), profile)
+    return profile
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
@@ -68,10 +92,14 @@ def _profile(
     # computed before models are opened, so that later changes are found
     contents = {(each.model, each.version): content_of(each) for each in readable_versions(root)}
     campaign.errors |= problems_of(verdicts)
+
+    def facts_of(opened: OpenedModel) -> dict[str, Any]:
+        return {"content": contents.get(_key(opened), UNSET), "row_bytes": opened.row_bytes}
+
     good = {each.model for each in verdicts if not each.problems} if verdicts else None
     opened = open_all(root, campaign.errors, target, lanes, good)
     profiles = {
-        name: replace(known, splits=each.splits, merging=each.merging, content=contents.get(_key(each), UNSET))
+        name: replace(known, splits=each.splits, merging=each.merging, **facts_of(each))
         for name, each in opened.items()
         if before is not None and (known := _known(before, each)) is not None
     }
@@ -87,16 +115,15 @@ def _profile(
         on_step(next(steps), total, text)
 
     def save() -> Profile:
-        profile = Profile(campaign.device, *stamp(), dict(sorted(profiles.items())))
+        server = UNSET if before is None else before.server
+        profile = Profile(campaign.device, *stamp(), dict(sorted(profiles.items())), server=server)
         save_profile(campaign.path, profile)
         return profile
 
     for name, each in todo.items():
         with closing(each.runner), leaving_out(campaign.errors, each.found.model):
             measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, target)
-            profiles[name] = replace(
-                _with_others(measured, profiles.get(name)), content=contents.get(_key(each), UNSET)
-            )
+            profiles[name] = replace(_with_others(measured, profiles.get(name)), **facts_of(each))
             save()
     profile = save()
     campaign.journal.remove()

@@ -14,6 +14,7 @@ from cotenant.files import load, save
 from cotenant.profiles.device import Device
 from cotenant.profiles.latency_table import LatencyRow, LatencyTable
 from cotenant.profiles.merging import Merging
+from cotenant.profiles.server_cost import ServerCost
 from cotenant.profiles.version_table import VersionTable
 from cotenant.tabular import Tabular
 
@@ -59,8 +60,9 @@ class ModelProfile:
     same without opening the model. `unit_ns` are latencies of the units, for one row on one core at the largest
     declared shape. `segment_ratio` is the latency as segments `cuts` over that of a whole run, medians of interleaved
     runs. With `padded` a batch runs with the rows of the next larger measured batch, as captured models do. `versions`:
-    see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `content` and `merging` are
-    unset in older profiles.
+    see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `row_bytes`: bytes of the
+    input and output tensors of one row, by declared shape. `content`, `merging` and `row_bytes` are unset in older
+    profiles.
     """
 
     digest: str
@@ -73,6 +75,7 @@ class ModelProfile:
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     merging: Merging | UnsetType = UNSET
     content: ModelContent | UnsetType = UNSET
+    row_bytes: tuple[tuple[int, int], ...] | UnsetType = UNSET
 
     def merged_rows(self, max_batch: int) -> int:
         """Most rows of a batch, of the `max_batch` of the configuration."""
@@ -103,13 +106,14 @@ def disturbed_words(model: ModelProfile, root: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Profile(Tabular):
-    """All profiles of one repository on one device."""
+    """All profiles of one repository on one device, and the cost of requests to a server there, if measured."""
 
     device: Device
     created: str
     command: str
     models: dict[str, ModelProfile]
     format: str = FORMAT
+    server: ServerCost | UnsetType = UNSET
 
     def of_digest(self, tenant: str, digest: str) -> ModelProfile | None:
         """The profile with this digest: that of the tenant, or of another model with equal files and configuration."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 
@@ -18,14 +17,14 @@ _KINDS = {
 
 
 class ProcessorTime:
-    """Processor time of a server, by kind of process. `root` is the process that started all others, this one at first.
+    """Processor time of a server, by kind of process. `root` is the process that started all others.
 
-    With `server.frontends` 0 the engine does the work of front-ends. The time of a process that ended is kept as far as
-    it was read before. Thread-safe.
+    With `server.frontends` 0 the root is the engine and does the work of front-ends. The time of a process that ended
+    is kept as far as it was read before. Thread-safe.
     """
 
-    def __init__(self) -> None:
-        self.root = os.getpid()
+    def __init__(self, root: int) -> None:
+        self.root = root
         self._lock = threading.Lock()
         self._last: dict[tuple[str, int], float] = {}
 
@@ -33,7 +32,7 @@ class ProcessorTime:
         """Seconds since the start by ENGINE, FRONT_END, WORKER and LOADER; they never decrease."""
         with self._lock:
             kinds = [(pid, _KINDS[module]) for pid, module in linux.processes_below(self.root) if module in _KINDS]
-            for pid, kind in [(os.getpid(), ENGINE), *kinds]:
+            for pid, kind in [(self.root, ENGINE), *kinds]:
                 self._last[kind, pid] = max(self._last.get((kind, pid), 0.0), linux.cpu_s(pid))
             found = dict.fromkeys((ENGINE, FRONT_END, WORKER, LOADER), 0.0)
             for (kind, _), used_s in self._last.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +139,7 @@ class Server(Backend):
         looks = lambda: waiting_of(self._driver), self._executor, self._plan_metrics
         self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
         more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
-        self.processor_time = ProcessorTime()
+        self.processor_time = ProcessorTime(os.getpid())
         self._page = MetricsPage(self.counters.by_tenant, *looks, *more, self.processor_time.seconds)
         self._driver: Driver | None = None
         self.gates: Mapping[str, Gate] = {}

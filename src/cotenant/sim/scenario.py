@@ -35,10 +35,12 @@ from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
 from cotenant.profiles.profile_file import Profile
+from cotenant.profiles.server_cost import ServerCost
 from cotenant.repository import ModelVersion, application_names, default_version
 from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
+from cotenant.sim.served_requests import ServedRequests
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Share
 from cotenant.workload import Workload, arrivals
@@ -64,6 +66,8 @@ class Scenario:
     """Arguments of policies from plans, by field of the policy, such as `rounds` (one for each lane)."""
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
     """Applications by the name of their owner: each query runs several of the tenants' models."""
+    requests: ServedRequests | None = None
+    """What requests cost a server, where it was measured and is to be simulated."""
 
     @property
     def machine(self) -> Machine:
@@ -244,7 +248,21 @@ def scenario_of(
         reason = load.misfit(owner.max_batch, shapes[load.model])
         if reason is not None:
             raise ConfigError(reason)
-    return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
+    requests = None if profile.server is UNSET else _requests(workload, profile, profile.server, tenants)
+    return Scenario(
+        *(workload, tuple(tenants.values()), owners, tables, lanes), applications=applications, requests=requests
+    )
+
+
+def _requests(workload: Workload, profile: Profile, cost: ServerCost, tenants: Mapping[str, Tenant]) -> ServedRequests:
+    """The cost of a workload's requests. Those of applications, and of models of older profiles, count as small."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for load in workload.tenants:
+        owner = tenants.get(load.model)
+        rows = UNSET if owner is None else profile.models[owner.name].row_bytes
+        taken, given = (0, 0) if rows is UNSET else rows[load.shape]
+        sizes[load.name] = taken * load.items, given * load.items
+    return ServedRequests(cost, sizes, profile.device.cores)
 
 
 def _with_slos(workload: Workload, slo_ns: Mapping[str, int], fixed: Collection[str]) -> Workload:
@@ -294,12 +312,16 @@ def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile, slo_n
 def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) -> Iterator[Query]:
     """The arrivals of the workload as queries. A time-out below the SLO sets the deadline, as in the server.
 
-    A query reaches the core `request_ns` after it was sent, and its deadline counts from then.
+    A query reaches the core `request_ns` after it was sent, or when the simulated server has handled its request. Its
+    deadline counts from the time at which a server begins to read it.
     """
     loads = list(zip(scenario.workload.tenants, scenario.owners, strict=True))
+    way = None if scenario.requests is None else scenario.requests.way(scenario.workload)
     for number, (sent_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
         load, owner = loads[position]
-        time_ns = sent_ns + request_ns
+        begun_ns = time_ns = sent_ns + request_ns
+        if way is not None:
+            begun_ns, time_ns = way.enter(position, time_ns)
         own = (
             owner.priority if owner.name in scenario.applications else 0
         )  # stages have the priority of their application
@@ -309,12 +331,12 @@ def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) ->
             number,
             owner.name,
             time_ns,
-            time_ns + slo,
+            begun_ns + slo,
             priority_rank(load.priority or own),
             load.items,
             load.shape,
             load.shape,
-            None if load.timeout_ns is None else time_ns + load.timeout_ns,
+            None if load.timeout_ns is None else begun_ns + load.timeout_ns,
         )
 
 
@@ -351,6 +373,8 @@ def run_scenario(
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
     slo_ns = scenario.slo_ns
+    way = None if scenario.requests is None else scenario.requests.way(scenario.workload)
+    later_ns = {name: 0 if way is None else way.later_ns(position) for position, name in enumerate(names)}
     noise_seed = seed if noise_seed is None else noise_seed
     wire = Random(f"wire {noise_seed}")  # a stream of its own: the world's draws stay as they are
 
@@ -362,7 +386,7 @@ def run_scenario(
 
     def responded(respond: Respond, now_ns: int) -> None:
         name, sent_ns = sent.pop(respond.query)
-        response_ns, outcome = assumptions.response_ns, respond.outcome
+        response_ns, outcome = assumptions.response_ns + later_ns[name], respond.outcome
         if assumptions.response_noise:
             response_ns = int(response_ns * exp(wire.gauss(0.0, assumptions.response_noise)))
         ended_ns = now_ns + response_ns
