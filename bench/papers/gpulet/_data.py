@@ -77,12 +77,13 @@ def read_gpu(
         raise BenchError(f"{util or folder / 'util_2080ti.csv'}: has no utilisation of model {unseen[0]!r}")
     fixed = read_fixed(folder / "artifact_constants.csv")
     line = read_constants(constants or folder / "interference_constants_2080ti.csv")
+    assembly = _assembly(known, folder, fixed) if padded else {}
     costs = TableCosts(
         {GPU: {name: LatencyModel.of_points(_capped(latencies[name], each.max_batch)) for name, each in known.items()}},
         {model: facts.memory_bytes for model, facts in known.items()},
         {GPU: LinearInterference(line, utilisation)},
         latency_ratio=fixed["latency_ratio"] if padded else 1.0,
-        overhead_ns=_assembly(known, folder, fixed) if padded else None,
+        overhead=lambda device, model, batch, size: assembly.get(model, {}).get(batch, 0),
     )
     memory = int(fixed["gpu_memory_2080ti"] * fixed["memory_usable"]) * _BYTES_PER_MB
     device = DeviceType(GPU, SPLITS, memory, partition_bytes=int(fixed["memory_per_partition"]) * _BYTES_PER_MB)

@@ -31,7 +31,9 @@ def test_no_batch_is_larger_than_every_size_has() -> None:
 
 
 def test_ratio_and_overhead_pad_every_latency() -> None:
-    costs = TableCosts({"gpu": models_of(TABLE)}, {"m": 7}, latency_ratio=1.1, overhead_ns={"m": {1: 5, 4: 20}})
+    costs = TableCosts(
+        {"gpu": models_of(TABLE)}, {"m": 7}, latency_ratio=1.1, overhead=lambda *key: {1: 5, 4: 20}.get(key[2], 0)
+    )
     assert [costs.latency_ns(Work("m", 0, batch), 50, "gpu") for batch in (1, 2, 4)] == [116, 221, 461]
 
 

@@ -20,7 +20,7 @@ from cotenant.repository.server_settings import settings_of
 from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, all_loads
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, sequential_slot_notes, violations
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_plan, read_request
-from cotenant.techniques.partitions.plan.planners import ForBursts, is_blind, make_planner
+from cotenant.techniques.partitions.plan.planners import ForBursts, ForServers, is_blind, make_planner
 from cotenant.techniques.partitions.plan.scaling import least_devices
 from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts, basis_of, read_profile_costs
 from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
@@ -258,7 +258,8 @@ def planned(
     `planners` are those of `pair_of_planners`. `on_step` is called with the name of each step. Raises PlanError for a
     plan that does not hold.
     """
-    planner, searching = planners
+    later = {app.tenant(stage) for app in request.applications for stage in app.stages if stage.after}
+    planner, searching = (ForServers(each, basis.overload, later, 1.0 + headroom) for each in planners)
     advisor = Advisor(searching, request, basis.costs)
     loads = all_loads(request, request.devices, basis.costs)
     found = planner.plan(loads, request.devices, basis.costs, running)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
 
 from cotenant import registry
 from cotenant.errors import InvalidValueError, PlanError
-from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
+from cotenant.techniques.partitions.plan.types import SERVER, Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 MakePlanner = Callable[[float, float], Planner]
 """Makes a planner from its headroom (a share added to every rate) and its effort (a factor on its search time)."""
@@ -82,6 +82,37 @@ class ForBursts(Planner):
         from cotenant.techniques.partitions.plan.poisson_headroom import with_poisson_headroom
 
         return self.within.plan(with_poisson_headroom(loads), devices, costs, running)
+
+
+@dataclass(frozen=True, slots=True)
+class ForServers(Planner):
+    """Planner that refuses more requests than the servers of the devices can process; else `within` plans.
+
+    `overload` says why servers of these devices cannot process so many requests, by rows a second of each model, or is
+    "". `later`: tenants that no request is for, as later stages of applications are. Rates count `factor` times.
+    """
+
+    within: Planner
+    overload: Callable[[Mapping[str, float], Sequence[DeviceType]], str]
+    later: Collection[str] = ()
+    factor: float = 1.0
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.within.name
+
+    @override
+    def plan(
+        self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
+    ) -> Plan | Infeasible:
+        requests = [load for load in loads if load.tenant not in self.later]
+        rates: dict[str, float] = {}
+        for load in requests:
+            rates[load.model] = rates.get(load.model, 0.0) + load.rate_per_s * self.factor
+        if devices and (problem := self.overload(rates, devices)):
+            return Infeasible(max(requests, key=lambda load: load.rate_per_s).tenant, SERVER, problem)
+        return self.within.plan(loads, devices, costs, running)
 
 
 def ours(headroom: float, effort: float) -> Planner:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from msgspec import UNSET
+
 from cotenant.errors import PlanError
 from cotenant.predict.latency import LatencyModel
-from cotenant.profiles.profile_file import QUANTILES, load_profile
+from cotenant.profiles.profile_file import QUANTILES, ModelProfile, load_profile
+from cotenant.profiles.server_cost import HTTP, Demand, ServerCost, overload
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
@@ -48,6 +51,7 @@ class ProfileCosts:
 
     `tails`, `tail_groups`: latencies at the quantile TAIL, if measured. `known`: tenants or models with an SLO. `kind`:
     kind of the device, "" if unknown. `stale`: changes of models of the repository `root` since the measurement.
+    `server`: what requests cost, if measured; `row_bytes`: bytes of the largest request of one row, in and out.
     """
 
     latencies: Latencies
@@ -63,13 +67,25 @@ class ProfileCosts:
     kind: str = ""
     root: Path | None = None
     stale: Mapping[str, str] = field(default_factory=dict)
+    server: ServerCost | None = None
+    row_bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def request_ns(self, model: str) -> int:
+        """Processor time of a server for a request of one row."""
+        return 0 if self.server is None else self.server.requests[HTTP].cpu_ns(self.row_bytes.get(model, (0, 0)))
+
+    def overload(self, rates: Mapping[str, float]) -> str:
+        """Why a server cannot process so many requests of one row, or "". `rates`: rows a second by model."""
+        demands = [Demand(HTTP, rate, self.row_bytes.get(model, (0, 0))) for model, rate in rates.items()]
+        return "" if self.server is None else overload(self.server, demands)
 
 
 @dataclass(frozen=True, slots=True)
 class CostBasis:
     """Costs of a plan. `devices`: the requested ones, without splits that were not measured.
 
-    `tail`: costs at the quantile TAIL, or None. `fingerprint` changes with the profiles.
+    `tail`: costs at the quantile TAIL, or None. `fingerprint` changes with the profiles. `servers`: the profiles with
+    the cost of requests of CPUs, by name of the device type.
     """
 
     devices: tuple[DeviceType, ...]
@@ -77,6 +93,20 @@ class CostBasis:
     tail: TableCosts | None
     fingerprint: str
     notes: tuple[str, ...] = ()
+    servers: Mapping[str, ProfileCosts] = field(default_factory=dict)
+
+    def overload(self, rates: Mapping[str, float], devices: Sequence[DeviceType]) -> str:
+        """Why the servers of devices cannot process so many requests of one row, or "".
+
+        `rates`: rows a second by model, divided evenly over the devices. A device without a measured server takes any.
+        """
+        names = {device.name for device in devices}
+        if not names <= self.servers.keys():
+            return ""
+        found = (
+            self.servers[name].overload({model: rate / len(devices) for model, rate in rates.items()}) for name in names
+        )
+        return next(filter(None, found), "")
 
 
 READERS: dict[str, Callable[[Path], ProfileCosts]] = {}
@@ -136,6 +166,7 @@ def basis_of(
     tail_groups: dict[str, GroupTimes] = {}
     memory: dict[str, int] = {}
     notes: dict[str, None] = {}
+    servers: dict[str, ProfileCosts] = {}
     for device in dict.fromkeys(devices):
         table = tables.get(device.name, tables.get(""))
         if table is None:
@@ -148,6 +179,8 @@ def basis_of(
         kinds[device.name] = kind = _measured(device, table.latencies, wanted)
         notes.update(dict.fromkeys((*table.notes, *_notes(device, kind, table.latencies, wanted))))
         latencies[device.name], sizes[device.name] = table.latencies, kind.sizes
+        if table.server is not None and device.kind == "cpu":
+            servers[device.name] = table
         if table.tails is not None:
             tails[device.name] = table.tails
         if table.interference is not None:
@@ -156,12 +189,20 @@ def basis_of(
             groups[device.name], tail_groups[device.name] = table.groups, table.tail_groups
         for model, needed in table.memory_bytes.items():
             memory[model] = max(needed, memory.get(model, 0))
-    costs, tail = TableCosts(latencies, memory, interference, groups, sizes=sizes), None
+
+    def overhead(device: str, model: str, batch: int, size: int) -> int:
+        """What the server needs for a launch, and for its requests on the cores of the partition."""
+        known = servers.get(device)
+        if known is None or known.server is None:
+            return 0
+        return known.server.launch_ns + -(-batch * known.request_ns(model) // size)
+
+    costs, tail = TableCosts(latencies, memory, interference, groups, sizes=sizes, overhead=overhead), None
     if tails and len(tails) == len(latencies):
-        tail = TableCosts(tails, memory, interference, tail_groups, sizes=sizes)
+        tail = TableCosts(tails, memory, interference, tail_groups, sizes=sizes, overhead=overhead)
     digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
     used = tuple(kinds[device.name] for device in devices)
-    return CostBasis(used, costs, tail, digest, tuple(notes))
+    return CostBasis(used, costs, tail, digest, tuple(notes), servers)
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
@@ -226,11 +267,24 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
         if groups
         else "groups: not measured; the slots of a partition run in turn"
     )
+    server = None if profile.server is UNSET or profile.device.kind != "cpu" else profile.server
+    rows = {name: _largest(profile.models[owners.get(name, name)]) for name in latencies}
+    notes.append(
+        "server: not measured; requests are assumed to cost nothing besides their launches"
+        if server is None
+        else f"server: measured; a request costs {server.requests[HTTP].cpu_ns((0, 0)) / 1e3:.0f} us of a core besides "
+        f"its model, and a launch {server.launch_ns / 1e3:.0f} us"
+    )
     digest = sha256(content).hexdigest()
     return ProfileCosts(
         *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)),
-        *(groups, tail_groups, profile.device.kind, root, stale),
+        *(groups, tail_groups, profile.device.kind, root, stale, server, rows),
     )
+
+
+def _largest(model: ModelProfile) -> tuple[int, int]:
+    """Bytes in and out of the largest request of one row; 0 in older profiles."""
+    return (0, 0) if model.row_bytes is UNSET else max(model.row_bytes, key=sum)
 
 
 def _applications(root: Path | None) -> dict[str, KnownApplication]:

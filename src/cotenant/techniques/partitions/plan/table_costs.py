@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from typing_extensions import override
@@ -30,11 +30,19 @@ class GroupTimes(Protocol):
         ...
 
 
+Overhead = Callable[[str, str, int, int], int]
+"""Time in ns that a launch takes besides its latency: of a device type, model, batch and partition size."""
+
+
+def no_overhead(device: str, model: str, batch: int, size: int) -> int:
+    """Launches take their latency alone."""
+    return 0
+
+
 class TableCosts(Costs):
     """Costs of models by their LatencyModel, with the same latencies as TablePredictor. Pure; results are cached.
 
-    `cost = ceil(latency * latency_ratio) + overhead_ns[model][batch]`, where the overhead is for assembling the batch.
-    The slowest declared shape counts.
+    `cost = ceil(latency * latency_ratio) + overhead(device, model, batch, size)`, in ns, at the slowest declared shape.
 
     - `latencies`: the models of each device type. `sizes`: partition sizes of each type, by default the measured ones.
     - Unknown are sizes below the smallest measured one, and batches that were not measured at every size.
@@ -52,7 +60,7 @@ class TableCosts(Costs):
         *,
         sizes: Mapping[str, Sequence[int]] | None = None,
         latency_ratio: float = 1.0,
-        overhead_ns: Mapping[str, Mapping[int, int]] | None = None,
+        overhead: Overhead = no_overhead,
     ) -> None:
         if not 0 < latency_ratio < math.inf:
             raise InvalidValueError("costs", "latency_ratio", latency_ratio, "a positive finite number")
@@ -60,7 +68,7 @@ class TableCosts(Costs):
         self._interference = dict(interference or {})
         self._groups = dict(groups or {})
         self._latency_ratio = latency_ratio
-        self._overhead_ns = overhead_ns or {}
+        self._overhead = overhead
         self._latencies = latencies
         self._known: dict[tuple[str, str, int], tuple[int, ...]] = {}
         largest: dict[str, int] = {}
@@ -120,7 +128,7 @@ class TableCosts(Costs):
         found = None if known is None else known.group_ns(members, size)
         if found is None:
             return None
-        overhead = sum(self._overhead_ns.get(model, {}).get(batch, 0) for model, batch, _ in members)
+        overhead = sum(self._overhead(device, model, batch, own) for model, batch, own in members)
         tables = [(self._found(device, model, own), batch) for model, batch, own in members]
         alone = [table[batch - 1] for table, batch in tables if table is not None]
         return max(math.ceil(found * self._latency_ratio) + overhead, *alone, 1)
@@ -132,9 +140,9 @@ class TableCosts(Costs):
             known = self._latencies.get(device, {}).get(model)
             if known is None or size < known.sizes[0] or model not in self._batches:
                 return None
-            overhead = self._overhead_ns.get(model, {})
             self._known[key] = tuple(
-                math.ceil(known.slowest_ns(batch, size) * self._latency_ratio) + overhead.get(batch, 0)
+                math.ceil(known.slowest_ns(batch, size) * self._latency_ratio)
+                + self._overhead(device, model, batch, size)
                 for batch in self._batches[model]
             )
         return self._known[key]

@@ -37,6 +37,8 @@ MEMORY = "memory"
 """The model does not fit into the free memory of any device."""
 DEVICES = "devices"
 """The rate needs more devices than the inventory has."""
+SERVER = "server"
+"""The server cannot process so many requests, whatever its models need."""
 INTERFERENCE = "interference"
 """The load would fit, but for the interference of the other partitions."""
 
