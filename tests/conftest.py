@@ -63,7 +63,9 @@ def no_server_cost() -> Iterator[None]:
     """Profiles lack the cost of requests, which takes 10 s; tests of that cost call `measure_server_cost`."""
     with pytest.MonkeyPatch.context() as patch:
         with suppress(ImportError):  # tests on a GPU lack the packages
-            patch.setattr("cotenant.measure.sweep._with_server", lambda root, settings, profile, on_step: profile)
+            patch.setattr(
+                "cotenant.load.server_cost.with_server_cost", lambda root, settings, profile, on_step: profile
+            )
         yield
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cotenant.errors import CotenantError
-from cotenant.linux import IS_LINUX
 from cotenant.measure.campaign import OnStep
 from cotenant.measure.solo import Effort
 from cotenant.profiles.profile_file import Profile
@@ -43,14 +42,16 @@ def profile(
     Raises CotenantError where no model could be measured, ConfigError for wrong settings.
     """
     from cotenant.execute.gpu.hardware_queues import use_all_queues
+    from cotenant.load.server_cost import with_server_cost
     from cotenant.measure.sweep import profile_repository
 
     use_all_queues(os.environ)
     root = Path(repository)
     chosen = settings_of(root, settings)
     steps = on_step or (lambda done, total, text: None)
-    effort, measures = Effort(budget_s=budget_s), server and IS_LINUX
-    found, errors = profile_repository(root, chosen, effort, fresh=fresh, on_step=steps, server=measures)
+    found, errors = profile_repository(root, chosen, Effort(budget_s=budget_s), fresh=fresh, on_step=steps)
+    if server:
+        found = with_server_cost(root, chosen, found, steps)
     for model, reason in errors.items():
         _log.warning("model %r is not in the profile: %s", model, reason)
     if errors and not found.models:

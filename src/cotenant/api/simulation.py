@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
 from typing_extensions import override
 
 from cotenant import registry
@@ -62,9 +61,8 @@ class SimulationOptions:
     """The world of simulated runs. `world` None is "groups" for a plan with groups, else "table".
 
     `noise` is the deviation of the logarithm of latencies. Each launch costs `decision_us` before it, by default as
-    measured with the profile, else DECISION_US. Without `has_server`, requests cost nothing besides launches. `trace`
-    is the file for the trace of the last run. With `has_bound` runs are compared with the best possible schedule.
-    `is_stale` accepts a profile of models that changed since.
+    measured with the profile, else DECISION_US. `trace` is the file for the trace of the last run. With `has_bound`
+    runs are compared with the best possible schedule. `is_stale` accepts a profile of models that changed since.
     """
 
     factor: float = 1.0
@@ -74,7 +72,6 @@ class SimulationOptions:
     trace: Path | None = None
     has_bound: bool = False
     is_stale: bool = False
-    has_server: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +171,6 @@ class Simulation:
         profile = load_profile(profile_path(repository))
         changed = changes(repository, profile.contents, tenants_of(repository, spec))
         refuse_changes(changed, repository, stale=options.is_stale)
-        if not options.has_server:
-            profile = replace(profile, server=UNSET)
         scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares, self._tenants)
         kept = registry.load_all(registry.KEPT_PLANS)
         plans = {field: read_kept(repository, profile, partitions) for field, read_kept in kept.items()}
@@ -262,7 +257,6 @@ def simulate(
     settings: Mapping[str, object] = MappingProxyType({}),
     noise: float = 0.05,
     decision_us: float | None = None,
-    server: bool = True,
     world: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     bound: bool = False,
@@ -274,7 +268,7 @@ def simulate(
     settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}, and of
     tenants, as {"tenant.resnet.slo_ms": 50}.
     `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before
-    it, by default what was measured with the profile. With `server` requests cost what was measured too.
+    it, by default as measured with the profile. Requests cost what the profile says, if it has their cost.
     `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `trace` is a file for the trace of the
     run, for `cotenant.explain`. With `bound` the run is compared with upper bounds of any schedule. `stale` accepts a
     profile of models that changed since.
@@ -302,7 +296,7 @@ def simulate(
     except ValueError:
         raise CotenantError(f"world is {world!r}, expected one of {', '.join(WorldKind)}") from None
     file = None if trace is None else Path(trace)
-    options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale, server)
+    options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale)
     policies = () if policy is None else (policy,)
     models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
     made = Simulation(spec, models, settings, policies, options, _log.warning)

@@ -21,7 +21,6 @@ from cotenant.cli.options import (
     print_json,
     settings_of,
 )
-from cotenant.linux import IS_LINUX
 
 if TYPE_CHECKING:
     from cotenant.measure.contention_profile import ContentionProfile
@@ -56,6 +55,7 @@ def profile(
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out, print_warnings
     from cotenant.execute.gpu.hardware_queues import use_all_queues
+    from cotenant.load.server_cost import with_server_cost
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.measure.verdict import judge_repository, slow_words
@@ -79,13 +79,10 @@ def profile(
     verdicts = judge_repository(repository, settings, model_names(repository))
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(
-            *(repository, settings, effort),
-            fresh=fresh,
-            on_step=on_step,
-            partitions=tuple(parts),
-            verdicts=verdicts,
-            server=server and IS_LINUX,
+            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts), verdicts=verdicts
         )
+        if server:
+            result = with_server_cost(repository, settings, result, on_step)
     run = ProfileRun(repository, settings, result, fresh, as_json, errors)
     for campaign in campaigns:
         campaign.measure(run)
@@ -120,7 +117,7 @@ def profile(
 
 def server_table(found: ServerCost) -> FittedTable:
     """Table of the cost of requests by protocol: processor time by process, and latency, at 64 bytes and 600 kB."""
-    from cotenant.measure.server_cost import LARGE
+    from cotenant.load.server_cost import LARGE
     from cotenant.report.fitted_table import FittedTable
 
     table = FittedTable(

@@ -48,7 +48,6 @@ def simulate(
             show_default="as measured by 'cotenant profile', else 50",
         ),
     ] = None,
-    server: Annotated[bool, typer.Option(help="Requests cost what 'cotenant profile' measured, or nothing.")] = True,
     world: Annotated[
         WorldKind | None,
         typer.Option(
@@ -75,7 +74,7 @@ def simulate(
 
     chosen = options.chosen()
     spec = load_workload(workload)
-    assumed = SimulationOptions(factor, noise, decision_us, world, trace, bound, stale, server)
+    assumed = SimulationOptions(factor, noise, decision_us, world, trace, bound, stale)
     warn = partial(typer.echo, err=True)
     simulation = Simulation(spec, repository, chosen, policy or (), assumed, warn)
     console = make_console()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 from msgspec import UNSET
 
 from cotenant.config import ServerConfig
-from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.protocol import TargetDevice
 from cotenant.execute.registry import open_executor
@@ -28,8 +26,6 @@ from cotenant.repository import profile_path, readable_versions
 from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
-_log = logging.getLogger("cotenant.profile")
-
 
 def profile_repository(
     root: Path,
@@ -40,35 +36,16 @@ def profile_repository(
     on_step: OnStep,
     partitions: Sequence[Share] = (),
     verdicts: Sequence[ModelVerdict] = (),
-    server: bool = False,
 ) -> tuple[Profile, dict[str, str]]:
     """Measure the missing points of a repository's profile, save it, and return it with the errors of omitted models.
 
     Models are measured at the sizes of the server's lanes and of `partitions`. `fresh` discards earlier results. An
     interrupted sweep is resumed: each point is on disk as soon as it is measured. A profile of another device is
-    replaced. Models with a problem by `verdicts` are left out with all their problems. With
-    `server` the cost of requests to a server is measured too, if it is missing.
+    replaced. Models with a problem by `verdicts` are left out with all their problems.
     """
     lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
-        profile, errors = _profile(root, executor.target, lanes, effort, verdicts, fresh=fresh, on_step=on_step)
-    return _with_server(root, settings, profile, on_step) if server else profile, errors
-
-
-def _with_server(root: Path, settings: ServerConfig, profile: Profile, on_step: OnStep) -> Profile:
-    """The saved profile with the cost of requests to a server of these settings; without it, and with a warning in the
-    log, where none can be measured."""
-    from cotenant.measure.server_cost import measure_server_cost
-
-    if profile.server is not UNSET and profile.server.front_ends == settings.server.frontends:
-        return profile
-    try:
-        profile = replace(profile, server=measure_server_cost(settings, on_step))
-    except CotenantError as error:
-        _log.warning("the cost of requests is not measured: %s", error)
-        return profile
-    save_profile(profile_path(root), profile)
-    return profile
+        return _profile(root, executor.target, lanes, effort, verdicts, fresh=fresh, on_step=on_step)
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:

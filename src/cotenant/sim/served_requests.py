@@ -55,7 +55,7 @@ class ServedRequests:
         return Way(times, max(1, self.cost.front_ends))
 
     def load(self, workload: Workload, seed: int | None, lanes: int) -> ServerLoad:
-        """The mean load of the server in a run whose launches have `lanes` cores.
+        """The mean load of the server in a run with `lanes` cores for launches.
 
         The server's processes use cores outside the lanes first. None of them is busier than all the time.
         """

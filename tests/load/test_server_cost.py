@@ -6,8 +6,8 @@ import pytest
 
 from cotenant.config import load_server_config
 from cotenant.linux import IS_LINUX
-from cotenant.measure import server_cost
-from cotenant.measure.server_cost import STEPS, measure_server_cost
+from cotenant.load import server_cost
+from cotenant.load.server_cost import STEPS, measure_server_cost
 from cotenant.profiles.server_cost import PROTOCOLS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,12 +14,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
+from cotenant.linux import IS_LINUX
 from cotenant.load.clients import Client, GrpcClient, HttpClient
 from cotenant.load.http import HttpPool
+from cotenant.profiles.profile_file import Profile, save_profile
 from cotenant.profiles.server_cost import GRPC, JSON, PROTOCOLS, ProcessCost, RequestCost, ServerCost
+from cotenant.repository import profile_path
 from cotenant.serve.processor_time import ENGINE, FRONT_END, WORKER, ProcessorTime
 from cotenant.serve.server_process import RunningServer, running
 from cotenant.types import Outcome
@@ -40,6 +45,7 @@ _HASTY = {"timeout": 1}
 """Parameters of requests that are refused: one microsecond to the deadline."""
 _REFUSED = (Outcome.REJECTED, Outcome.DROPPED)
 _SIZE_KIB = (LARGE - SMALL) * 4 / 1024
+_log = logging.getLogger("cotenant.profile")
 STEPS = 4 * len(PROTOCOLS) + 1
 
 
@@ -68,6 +74,22 @@ def measure_server_cost(settings: ServerConfig, on_step: OnStep) -> ServerCost:
         words = "serve", str(root), "--frontends", str(front_ends), "--policy", "edf", *options
         server = stack.enter_context(running(*words, log=Path(name) / "log"))
         return asyncio.run(_measured(server, front_ends, on_step))
+
+
+def with_server_cost(root: Path, settings: ServerConfig, profile: Profile, on_step: OnStep) -> Profile:
+    """The profile of a repository with the cost of requests to a server of these settings, measured if it is missing.
+
+    The result is saved. Where nothing can be measured, the log says so, and the profile is as before.
+    """
+    if not IS_LINUX or (profile.server is not UNSET and profile.server.front_ends == settings.server.frontends):
+        return profile
+    try:
+        profile = replace(profile, server=measure_server_cost(settings, on_step))
+    except CotenantError as error:
+        _log.warning("the cost of requests is not measured: %s", error)
+        return profile
+    save_profile(profile_path(root), profile)
+    return profile
 
 
 def _write(folder: Path, max_batch: int, taken: int, given: int) -> None:
@@ -188,11 +210,11 @@ def _cost(small: _Spent, alone: _Spent, read: _Spent, write: _Spent, refused: _S
 
 def _with_launches(front_ends: int, requests: Mapping[str, RequestCost], single: _Spent, merged: _Spent) -> ServerCost:
     """Divide the cost of engine and worker between requests and launches, by runs with more and fewer launches."""
-    apart = max(single.launches - merged.launches, 1e-9)
+    fewer = max(single.launches - merged.launches, 1e-9)
 
     def of_launch(name: str) -> int:
         model = (single.model_ns - merged.model_ns) if name == WORKER else 0.0
-        return round(max(0.0, (single.cpu_ns[name] - merged.cpu_ns[name] - model) / apart))
+        return round(max(0.0, (single.cpu_ns[name] - merged.cpu_ns[name] - model) / fewer))
 
     engine_ns, worker_ns = of_launch(ENGINE), of_launch(WORKER)
 
