@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
-from cotenant.profiles.server_cost import GRPC, HTTP, Demand, ProcessCost, RequestCost, ServerCost, busy, overload
+import cotenant
+from cotenant.profiles.profile_file import save_profile
+from cotenant.profiles.server_cost import (
+    GRPC,
+    HTTP,
+    PROTOCOLS,
+    Demand,
+    ProcessCost,
+    RequestCost,
+    ServerCost,
+    busy,
+    overload,
+)
+from cotenant.repository import profile_path
 from cotenant.sim.served_requests import MOST_TAKEN, ServedRequests, Way
 from cotenant.workload import parse_workload
+from repositories import write_good
 
 US = 1000
 SMALL = (0, 0)
@@ -71,3 +89,21 @@ def test_requests_use_cores_outside_the_lanes_first() -> None:
     assert ServedRequests(cost(), {"a": SMALL}, 3).load(workload, 1, 2).lanes_share == 0.0
     assert ServedRequests(cost(2000, 2000), {"a": SMALL}, 1).load(workload, 1, 1).lanes_share == MOST_TAKEN
     assert "0.50" in load.text
+
+
+def test_a_bound_counts_the_measured_cost_of_launches(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "add_sub")
+    profile = cotenant.profile(root, budget_s=0.0, settings={"device.cores": [0]})
+    request = RequestCost(ProcessCost(10 * US), ProcessCost(10 * US), ProcessCost(0), 1, 1, 100 * US)
+    slow = ServerCost(1, dict.fromkeys(PROTOCOLS, request), 3000 * US, 1000 * US)
+    workload = {"duration_s": 2.0, "seed": 1, "tenant": [{"model": "add_sub", "rate": 20.0}]}
+    paces = {}
+    for name, server in (("free", UNSET), ("measured", slow)):
+        save_profile(profile_path(root), replace(profile, server=server))
+        chosen = {} if name == "measured" else {"decision_us": 4000.0}
+        run = cotenant.simulate(workload, root, settings={"device.cores": [0]}, noise=0.0, bound=True, **chosen)
+        assert run.bound is not None
+        [paces[name]] = [each.pace for each in run.bound.tenants]
+        assert (run.server is None) == (name == "free")
+    assert paces["free"] > 10
+    assert paces["measured"] == pytest.approx(1.0, abs=0.05)

@@ -216,19 +216,21 @@ class Simulation:
         made = scenario.policy(section)
         beliefs, writer = scenario.online_model(made), None
         served = scenario.served(made)
+        launch_ns = 0 if scenario.requests is None else scenario.requests.cost.launch_ns
         if recorded is not None:
-            head = header(made, beliefs.predictor, served, scenario.machine, created="")
+            head = header(made, beliefs.predictor, served, scenario.machine, created="", launch_ns=launch_ns)
             writer = TraceWriter(recorded.open("wb"), head)
         losses = LossAccount(beliefs.predictor, made.spec.lanes, served)
         tally = GroupTally(made, self._fitted, _both(losses, writer))
-        load, launch_us, inflation = None, DECISION_US, 1.0
+        load, inflation = None, 1.0
         if scenario.requests is not None:
             load = scenario.requests.load(spec, seed, len({core for lane in scenario.lanes for core in lane.cores}))
-            launch_us, inflation = scenario.requests.cost.launch_ns / 1e3, 1 / (1 - load.lanes_share)
-        chosen_us = self._options.decision_us
+            inflation = 1 / (1 - load.lanes_share)
+        chosen_us = DECISION_US if self._options.decision_us is None else self._options.decision_us
+        is_measured = scenario.requests is not None and self._options.decision_us is None
         assumptions = Assumptions(
             self._options.noise,
-            round((launch_us if chosen_us is None else chosen_us) * 1000),
+            launch_ns if is_measured else round(chosen_us * 1000),
             inflation=dict.fromkeys(scenario.tables, inflation) if inflation != 1.0 else {},
         )
         outcomes = run_scenario(

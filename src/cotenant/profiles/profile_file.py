@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,11 @@ def save_profile(path: Path, profile: Profile) -> None:
 def load_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError for any other file."""
     return load(path, Profile, FORMAT, ProfileError, "make it with 'cotenant profile'")
+
+
+def launch_ns_of(path: Path) -> int:
+    """What a launch costs a server besides the model, by a profile file; 0 where it was not measured."""
+    with suppress(CotenantError):
+        found = load_profile(path).server
+        return 0 if found is UNSET else found.launch_ns
+    return 0

@@ -66,6 +66,7 @@ class Recorder:
         policy: Policy,
         machine: Machine,
         *,
+        launch_ns: int = 0,
         limit_bytes: int | None = None,
         most_events: int = MOST_EVENTS,
         most_bytes: int = MOST_BYTES,
@@ -85,7 +86,7 @@ class Recorder:
         self._has_some, self._closing = threading.Event(), threading.Event()
         self._lock: BinaryIO | None = None
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        head = header(policy, TablePredictor({}), (), machine, created=created)
+        head = header(policy, TablePredictor({}), (), machine, created=created, launch_ns=launch_ns)
         self._thread = threading.Thread(target=self._run, name="cotenant-recorder", daemon=True)
         try:
             self._path, self._lock = _own(path)

@@ -12,7 +12,8 @@ import msgspec
 from cotenant.config import ServerConfig
 from cotenant.execute.layout import cores_alone, device_cores, lanes_of
 from cotenant.policies.registry import policy_text
-from cotenant.repository import model_names, trace_path
+from cotenant.profiles.profile_file import launch_ns_of
+from cotenant.repository import model_names, profile_path, trace_path
 from cotenant.serve.engine.cpu_latency_qos import open_cpu_latency_qos
 from cotenant.serve.engine.loop import ServeLoop
 from cotenant.serve.recorder import Recorder
@@ -52,7 +53,13 @@ class Serving:
         server = self.server
         if records:
             path = trace_path(server.root)
-            self._recorder = Recorder(path, server.policy, server.machine, limit_bytes=_TRACE_LIMIT_BYTES)
+            self._recorder = Recorder(
+                path,
+                server.policy,
+                server.machine,
+                launch_ns=launch_ns_of(profile_path(server.root)),
+                limit_bytes=_TRACE_LIMIT_BYTES,
+            )
         beside = self._recorder, self._replanner, self._cpu_latency_qos
         server.start(*[each for each in beside if each is not None])
 

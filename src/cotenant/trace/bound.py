@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ _WHOLE = 1e-6
 class TenantBound:
     """A tenant of a run: its offered queries, those answered in time, and the mean of the least slot time of a query.
 
-    `pace` is the time of its launches over that of the profile. `alone` is the number of queries that it could answer
-    in time alone on its share of the device; `share` is from 0 to 1.
+    `pace` is the time of its launches over that of the profile, with the measured cost of launches. `alone` is the number
+    of queries that it could answer in time alone on its share of the device; `share` is from 0 to 1.
     """
 
     tenant: str
@@ -132,7 +133,13 @@ def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
         raise TraceError("the trace has no query that ended and was of a model with a profile")
     predictor = TablePredictor(tables, head.scales)
     kinds = _pace_by_kind(predictor, known, took)
-    pace = {name: real_ns / profile_ns for name, (real_ns, profile_ns) in _summed(kinds).items()}
+    counts = Counter[str]()
+    for (work, _), (count, _) in took.items():
+        counts[work.tenant] += count
+    pace = {
+        name: real_ns / (profile_ns + counts[name] * head.launch_ns)
+        for name, (real_ns, profile_ns) in _summed(kinds).items()
+    }
     slots = len(next(iter(head.machine.values())))
     sizes = _sizes(head, slots)
     cost: dict[tuple[str, int], float] = {}

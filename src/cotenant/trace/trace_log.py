@@ -70,6 +70,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     beside: float | None = None
     firsts: dict[str, int] = {}
     """Number of the first slot of each device, where slots are not numbered consecutively."""
+    launch_ns: int = 0
+    """What a launch costs a server besides the model, as measured; 0 if unknown."""
 
     @property
     def whole(self) -> Machine:
@@ -100,6 +102,7 @@ def header(
     machine: Machine,
     *,
     created: str,
+    launch_ns: int = 0,
     **about: str,
 ) -> Header:
     """Header of a new trace. `created` is a date; empty where the trace must not depend on it."""
@@ -121,6 +124,7 @@ def header(
         plain.margin,
         plain.beside,
         {} if machine == Machine.of(devices) else {each.device: each.first for each in machine.devices},
+        launch_ns,
     )
 
 
