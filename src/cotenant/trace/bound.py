@@ -24,7 +24,7 @@ _WHOLE = 1e-6
 class TenantBound:
     """A tenant of a run: its offered queries, those answered in time, and the mean of the least slot time of a query.
 
-    `pace` is the time of its launches over that of the profile, with the measured cost of launches. `alone` is the number
+    `pace` is the time of its launches over that of the profile and the measured cost of launches. `alone` is the number
     of queries that it could answer in time alone on its share of the device; `share` is from 0 to 1.
     """
 
