@@ -124,18 +124,25 @@ def server_table(found: ServerCost) -> FittedTable:
         "protocol", "front-end us", "engine us", "worker us", "refused us", "alone us", "600 kB in ms", "600 kB out ms"
     )
     table.title = "Processor time of a server for a request, besides the model"
+    busy_rate = found.by_rate[-1].rate_per_s
     small, read, write = (0, 0), (4 * LARGE, 0), (0, 4 * LARGE)
     for name, cost in found.requests.items():
         parts = (each.of(small) for each in (cost.front_end, cost.engine, cost.worker))
         refused = cost.refused_front_end_ns + cost.refused_engine_ns
         short = [f"{ns / 1e3:.0f}" for ns in (*parts, refused, cost.alone_ns)]
-        table.add_row(name, *short, *(f"{cost.cpu_ns(sizes) / 1e6:.2f}" for sizes in (read, write)))
+        table.add_row(
+            name, *short, *(f"{found.request_ns(name, sizes, busy_rate) / 1e6:.2f}" for sizes in (read, write))
+        )
     launch = (
         f"{found.launch_engine_ns / 1e3:.0f} us of the engine and {found.launch_worker_ns / 1e3:.0f} us of a worker"
     )
+    rates = ", ".join(
+        f"{each.rate_per_s:.0f}/s: {each.front_end:.2f}, {each.engine:.2f}, {each.worker:.2f}" for each in found.by_rate
+    )
     table.caption = (
-        f"{found.front_ends} front-end process(es); each launch costs {launch} more. refused: of a request that is not "
-        "run. alone: latency of a lone request without its model."
+        f"{found.front_ends} front-end process(es); each launch costs {launch} more. refused: of a request that is "
+        "not run. alone: latency of a lone request without its model. "
+        f"Factors by rate (front-end, engine, worker): {rates}."
     )
     return table
 

@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,14 +22,26 @@ from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.linux import IS_LINUX
 from cotenant.load.clients import Client, GrpcClient, HttpClient
+from cotenant.load.generator import run_load
 from cotenant.load.http import HttpPool
 from cotenant.profiles.profile_file import Profile, save_profile
-from cotenant.profiles.server_cost import GRPC, JSON, PROTOCOLS, ProcessCost, RequestCost, ServerCost
+from cotenant.profiles.server_cost import (
+    GRPC,
+    HTTP,
+    JSON,
+    PROCESSES,
+    PROTOCOLS,
+    ProcessCost,
+    RateFactors,
+    RequestCost,
+    ServerCost,
+)
 from cotenant.repository import profile_path
 from cotenant.serve.processor_time import ENGINE, FRONT_END, WORKER, ProcessorTime
 from cotenant.serve.server_process import RunningServer, running
 from cotenant.types import Outcome
 from cotenant.wire.encode import grpc_request, http_request
+from cotenant.workload import TenantLoad, Uniform, Workload
 
 if TYPE_CHECKING:
     from cotenant.measure.campaign import OnStep
@@ -46,7 +60,8 @@ _HASTY = {"timeout": 1}
 _REFUSED = (Outcome.REJECTED, Outcome.DROPPED)
 _SIZE_KIB = (LARGE - SMALL) * 4 / 1024
 _log = logging.getLogger("cotenant.profile")
-STEPS = 4 * len(PROTOCOLS) + 1
+_RATES_PER_S, _RATE_S = (250.0, 1000.0, 4000.0), 2.0
+STEPS = 4 * len(PROTOCOLS) + 1 + len(_RATES_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +138,22 @@ async def _measured(server: RunningServer, front_ends: int, on_step: OnStep) -> 
     ) -> _Spent:
         client = _client(protocol, server, pool, model, _HASTY if refused else {})
         await _send(client, min(_WARM_UP, count), in_flight, refused=refused)
-        before, seconds = await _counted(pool), used.seconds()
-        await _send(client, count, in_flight, refused=refused)
-        later, after = used.seconds(), await _counted(pool)
+        found = await spent_by(lambda: _send(client, count, in_flight, refused=refused), count)
         await client.close()
+        return found
+
+    async def spent_by(send: Callable[[], Awaitable[object]], count: int) -> _Spent:
+        before, seconds = await _counted(pool), used.seconds()
+        await send()
+        later, after = used.seconds(), await _counted(pool)
         cpu = {process: (later[process] - seconds[process]) * 1e9 / count for process in (ENGINE, FRONT_END, WORKER)}
         return _Spent(cpu, *((new - old) / count for old, new in zip(before, after, strict=True)))
+
+    async def spent_at(rate_per_s: float) -> _Spent:
+        count = max(1, round(rate_per_s * _RATE_S))
+        load = TenantLoad("load", _MERGED, Uniform(rate_per_s))
+        workload = Workload((load,), round(_RATE_S * 1e9))
+        return await spent_by(lambda: run_load(workload, http_url=server.http_url), count)
 
     try:
         requests = {}
@@ -137,18 +162,25 @@ async def _measured(server: RunningServer, front_ends: int, on_step: OnStep) -> 
             small = single[protocol] = await spent(protocol, _SINGLE, _REQUESTS)
             alone = await spent(protocol, _SINGLE, _ALONE, 1)
             step(f"{protocol}, {_REQUESTS} requests of {SMALL * 4} bytes")
-            read = await spent(protocol, _READ, _LARGE_REQUESTS)
+            read = await spent(protocol, _READ, _LARGE_REQUESTS, 1)
             step(f"{protocol}, {_LARGE_REQUESTS} requests of {LARGE * 4 // 1000} kB")
-            write = await spent(protocol, _WRITE, _LARGE_REQUESTS)
+            write = await spent(protocol, _WRITE, _LARGE_REQUESTS, 1)
             step(f"{protocol}, {_LARGE_REQUESTS} answers of {LARGE * 4 // 1000} kB")
             refused = await spent(protocol, _SINGLE, _REQUESTS // 2, refused=True)
             step(f"{protocol}, {_REQUESTS // 2} requests that are refused")
+            model_ns = alone.model_ns
             requests[protocol] = _cost(small, alone, read, write, refused)
+        begun_s = time.monotonic()
         merged = await spent(PROTOCOLS[0], _MERGED, _REQUESTS, _MANY)
+        by_rate = {(_REQUESTS + _WARM_UP) / (time.monotonic() - begun_s): merged}
         step("launches of several requests")
+        for rate in _RATES_PER_S:
+            by_rate[rate] = await spent_at(rate)
+            step(f"{rate:g} requests/s")
     finally:
         pool.close()
-    return _with_launches(front_ends, requests, single[PROTOCOLS[0]], merged)
+    cost = _with_launches(front_ends, requests, single[HTTP], merged, model_ns)
+    return replace(cost, by_rate=tuple(_factors(cost, rate, seen, model_ns) for rate, seen in sorted(by_rate.items())))
 
 
 def _client(protocol: str, server: RunningServer, pool: HttpPool, model: str, parameters: Mapping[str, int]) -> Client:
@@ -191,12 +223,18 @@ async def _counted(pool: HttpPool) -> tuple[float, float, float]:
 
 
 def _cost(small: _Spent, alone: _Spent, read: _Spent, write: _Spent, refused: _Spent) -> RequestCost:
-    """The cost of requests of one protocol, launches included."""
+    """The cost of requests of one protocol, launches included.
+
+    The time of a model is that of runs with one request in flight: then it is processor time.
+    """
 
     def process(name: str) -> ProcessCost:
-        own = [each.cpu_ns[name] - (each.model_ns if name == WORKER else 0.0) for each in (small, read, write)]
-        base, *large = (max(0.0, ns) for ns in own)
-        return ProcessCost(round(base), *(round(max(0.0, each - base) / _SIZE_KIB, 2) for each in large))
+        models = [alone, alone, read, write] if name == WORKER else []
+        busy, base, *large = (
+            max(0.0, each.cpu_ns[name] - (model.model_ns if model else 0.0))
+            for each, model in zip_longest((small, alone, read, write), models)
+        )
+        return ProcessCost(round(busy), *(round(max(0.0, each - base) / _SIZE_KIB, 2) for each in large))
 
     return RequestCost(
         process(FRONT_END),
@@ -208,13 +246,18 @@ def _cost(small: _Spent, alone: _Spent, read: _Spent, write: _Spent, refused: _S
     )
 
 
-def _with_launches(front_ends: int, requests: Mapping[str, RequestCost], single: _Spent, merged: _Spent) -> ServerCost:
-    """Divide the cost of engine and worker between requests and launches, by runs with more and fewer launches."""
+def _with_launches(
+    front_ends: int, requests: Mapping[str, RequestCost], single: _Spent, merged: _Spent, model_ns: float
+) -> ServerCost:
+    """Divide the cost of engine and worker between requests and launches, by runs with more and fewer launches.
+
+    `model_ns`: time of the model in a launch.
+    """
     fewer = max(single.launches - merged.launches, 1e-9)
 
     def of_launch(name: str) -> int:
-        model = (single.model_ns - merged.model_ns) if name == WORKER else 0.0
-        return round(max(0.0, (single.cpu_ns[name] - merged.cpu_ns[name] - model) / fewer))
+        spent_ns = (single.cpu_ns[name] - merged.cpu_ns[name]) / fewer
+        return round(max(0.0, spent_ns - (model_ns if name == WORKER else 0.0)))
 
     engine_ns, worker_ns = of_launch(ENGINE), of_launch(WORKER)
 
@@ -226,3 +269,15 @@ def _with_launches(front_ends: int, requests: Mapping[str, RequestCost], single:
         for name, each in requests.items()
     }
     return ServerCost(front_ends, found, engine_ns, worker_ns)
+
+
+def _factors(cost: ServerCost, rate_per_s: float, seen: _Spent, model_ns: float) -> RateFactors:
+    """Processor times of small requests at a rate over those of the busy runs, launches included."""
+    request, own = cost.requests[HTTP], dict(zip(PROCESSES, (FRONT_END, ENGINE, WORKER), strict=True))
+    launches = {"front_end": 0, "engine": cost.launch_engine_ns, "worker": cost.launch_worker_ns}
+    found = {}
+    for name, process in own.items():
+        expected = getattr(request, name).ns + seen.launches * launches[name]
+        spent = seen.cpu_ns[process] - (seen.launches * model_ns if process == WORKER else 0.0)
+        found[name] = round(max(0.0, spent) / expected, 3) if expected else 1.0
+    return RateFactors(round(rate_per_s, 1), **found)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import log
+
+import numpy as np
 
 HTTP, JSON, GRPC = "http", "json", "grpc"
 PROTOCOLS = (HTTP, JSON, GRPC)
 """HTTP with binary tensors, HTTP with tensors as JSON numbers, and gRPC."""
+PROCESSES = ("front_end", "engine", "worker")
 MOST_BUSY = 0.85
 """Share of a core that a process with one loop can be busy while its queue stays short."""
 _KIB = 1024
@@ -43,9 +47,15 @@ class RequestCost:
     refused_engine_ns: int
     alone_ns: int
 
-    def cpu_ns(self, sizes: tuple[int, int]) -> int:
-        """Processor time of all processes for a request."""
-        return self.front_end.of(sizes) + self.engine.of(sizes) + self.worker.of(sizes)
+
+@dataclass(frozen=True, slots=True)
+class RateFactors:
+    """Processor times at a rate of requests over those of `RequestCost`: few requests wake processes up one by one."""
+
+    rate_per_s: float
+    front_end: float
+    engine: float
+    worker: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +63,25 @@ class ServerCost:
     """Cost of requests by protocol on one machine, measured with `front_ends` front-end processes.
 
     With `front_ends` 0 the engine does their work. A launch costs `launch_engine_ns` and `launch_worker_ns` besides its
-    requests and the model.
+    requests and the model. `by_rate` is in ascending order of rates, and at least one row.
     """
 
     front_ends: int
     requests: dict[str, RequestCost]
     launch_engine_ns: int
     launch_worker_ns: int
+    by_rate: tuple[RateFactors, ...] = (RateFactors(1.0, 1.0, 1.0, 1.0),)
+
+    def factor(self, process: str, rate_per_s: float) -> float:
+        """Factor of a process at a rate of all requests, interpolated over the logarithm of the rate."""
+        rates = [log(each.rate_per_s) for each in self.by_rate]
+        return float(np.interp(log(max(rate_per_s, 1e-9)), rates, [getattr(each, process) for each in self.by_rate]))
+
+    def request_ns(self, protocol: str, sizes: tuple[int, int], rate_per_s: float) -> int:
+        """Processor time of all processes for a request with so many bytes, at a rate of all requests."""
+        request = self.requests[protocol]
+        times = (getattr(request, each).of(sizes) * self.factor(each, rate_per_s) for each in PROCESSES)
+        return int(sum(times))
 
     @property
     def launch_ns(self) -> int:
@@ -81,12 +103,15 @@ def busy(cost: ServerCost, demands: Iterable[Demand]) -> dict[str, float]:
 
     A front-end or an engine cannot use more than one core: see `overload`.
     """
-    found = dict.fromkeys(("front_end", "engine", "worker"), 0.0)
-    for demand in demands:
-        request = cost.requests[demand.protocol]
-        for process in found:
-            found[process] += demand.rate_per_s * getattr(request, process).of(demand.sizes) / 1e9
-    return found
+    wanted = list(demands)
+    total = sum(each.rate_per_s for each in wanted)
+    return {
+        process: sum(
+            each.rate_per_s * getattr(cost.requests[each.protocol], process).of(each.sizes) / 1e9 for each in wanted
+        )
+        * cost.factor(process, total)
+        for process in PROCESSES
+    }
 
 
 def overload(cost: ServerCost, demands: Iterable[Demand]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.profiles.server_cost import Demand, ServerCost, busy, overload
+from cotenant.profiles.server_cost import PROCESSES, Demand, ServerCost, busy, overload
 from cotenant.workload import Workload, arrivals
 
 MOST_TAKEN = 0.9
@@ -44,27 +44,35 @@ class ServedRequests:
     sizes: Mapping[str, tuple[int, int]]
     cores: int
 
-    def way(self, workload: Workload) -> Way:
+    def way(self, workload: Workload, seed: int | None) -> Way:
         """The queues of a run, at its start."""
         times = []
+        total = sum(demand.rate_per_s for demand in self.demands(workload, seed))
+        factor = {process: self.cost.factor(process, total) for process in PROCESSES}
         for load in workload.tenants:
             request, sizes = self.cost.requests[load.protocol], self.sizes[load.name]
-            front_ns, engine_ns = request.front_end.of(sizes), request.engine.of(sizes) + request.worker.of(sizes)
+            front_ns, engine_ns, worker_ns = (
+                round(getattr(request, process).of(sizes) * factor[process]) for process in PROCESSES
+            )
             alone = request.front_end.ns + request.engine.ns + request.worker.ns + self.cost.launch_ns
-            times.append((front_ns, engine_ns, max(0, request.alone_ns - alone)))
+            times.append((front_ns, engine_ns + worker_ns, max(0, request.alone_ns - alone)))
         return Way(times, max(1, self.cost.front_ends))
+
+    def demands(self, workload: Workload, seed: int | None) -> list[Demand]:
+        """The mean demand of a run."""
+        sent = Counter(position for _, position, _ in arrivals(workload, seed))
+        seconds = workload.duration_ns / _NS_PER_S
+        return [
+            Demand(load.protocol, sent[position] / seconds, self.sizes[load.name])
+            for position, load in enumerate(workload.tenants)
+        ]
 
     def load(self, workload: Workload, seed: int | None, lanes: int) -> ServerLoad:
         """The mean load of the server in a run with `lanes` cores for launches.
 
         The server's processes use cores outside the lanes first. None of them is busier than all the time.
         """
-        sent = Counter(position for _, position, _ in arrivals(workload, seed))
-        seconds = workload.duration_ns / _NS_PER_S
-        demands = [
-            Demand(load.protocol, sent[position] / seconds, self.sizes[load.name])
-            for position, load in enumerate(workload.tenants)
-        ]
+        demands = self.demands(workload, seed)
         wanted = busy(self.cost, demands)
         limits = {"front_end": float(max(1, self.cost.front_ends)), "engine": 1.0, "worker": float(self.cores)}
         used = sum(min(cores, limits[process]) for process, cores in wanted.items())
