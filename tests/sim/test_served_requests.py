@@ -44,8 +44,8 @@ def test_a_large_request_costs_its_kibibytes() -> None:
 
 def test_a_lone_request_takes_the_processor_times_and_the_rest_of_its_latency() -> None:
     workload = parse_workload({"duration_s": 1.0, "tenant": [{"model": "a", "rate": 5.0}]})
-    way = ServedRequests(cost(), {"a": SMALL}, 2).way(workload, 1)
-    assert way.enter(0, 1000) == (1000, 1000 + 150 * US)
+    way = ServedRequests(cost(), {"a": SMALL}, 2).way(workload, 1, 1)
+    assert way.enter(0, 1000) == (1000, pytest.approx(1000 + 150 * US, rel=0.01))
     assert way.later_ns(0) == (400 - 150 - 30) * US
 
 

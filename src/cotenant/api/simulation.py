@@ -182,8 +182,13 @@ class Simulation:
         self._profile = profile
         if derives or has_groups or plays_groups:
             self._fitted = _fitted(repository, profile, self._warn)
+        requests = scenario.requests and replace(scenario.requests, cores=max(len(used), len(usable_cores())))
         self._scenario = replace(
-            scenario, plans={"rounds": rounds, **plans}, groups=self._fitted, plays_groups=plays_groups
+            scenario,
+            requests=requests,
+            plans={"rounds": rounds, **plans},
+            groups=self._fitted,
+            plays_groups=plays_groups,
         )
         if options.trace is not None and self._fitted is not None:  # beside the trace, where a replay looks for it
             group_models().keep(options.trace.parent, self._fitted)
@@ -224,7 +229,7 @@ class Simulation:
         tally = GroupTally(made, self._fitted, _both(losses, writer))
         load, inflation = None, 1.0
         if scenario.requests is not None:
-            load = scenario.requests.load(spec, seed, len({core for lane in scenario.lanes for core in lane.cores}))
+            load = scenario.requests.load(spec, seed, scenario.cores)
             inflation = 1 / (1 - load.lanes_share)
         chosen_us = DECISION_US if self._options.decision_us is None else self._options.decision_us
         is_measured = scenario.requests is not None and self._options.decision_us is None

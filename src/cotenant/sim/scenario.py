@@ -70,6 +70,11 @@ class Scenario:
     """What requests cost a server, where it was measured and is to be simulated."""
 
     @property
+    def cores(self) -> int:
+        """Number of cores of all lanes."""
+        return len({core for lane in self.lanes for core in lane.cores})
+
+    @property
     def machine(self) -> Machine:
         """The slots of all lanes."""
         return Machine.holding(self.lanes)
@@ -316,7 +321,7 @@ def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) ->
     deadline counts from the time at which a server begins to read it.
     """
     loads = list(zip(scenario.workload.tenants, scenario.owners, strict=True))
-    way = None if scenario.requests is None else scenario.requests.way(scenario.workload, seed)
+    way = None if scenario.requests is None else scenario.requests.way(scenario.workload, seed, scenario.cores)
     for number, (sent_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
         load, owner = loads[position]
         begun_ns = time_ns = sent_ns + request_ns
@@ -373,7 +378,7 @@ def run_scenario(
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
     slo_ns = scenario.slo_ns
-    way = None if scenario.requests is None else scenario.requests.way(scenario.workload, seed)
+    way = None if scenario.requests is None else scenario.requests.way(scenario.workload, seed, scenario.cores)
     later_ns = {name: 0 if way is None else way.later_ns(position) for position, name in enumerate(names)}
     noise_seed = seed if noise_seed is None else noise_seed
     wire = Random(f"wire {noise_seed}")  # a stream of its own: the world's draws stay as they are

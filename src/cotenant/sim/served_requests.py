@@ -44,11 +44,15 @@ class ServedRequests:
     sizes: Mapping[str, tuple[int, int]]
     cores: int
 
-    def way(self, workload: Workload, seed: int | None) -> Way:
-        """The queues of a run, at its start."""
+    def way(self, workload: Workload, seed: int | None, lanes: int) -> Way:
+        """The queues of a run with `lanes` cores for launches, at its start.
+
+        Processes that share cores with the lanes take longer by 1 / (1 - share of these cores that requests take).
+        """
         times = []
         total = sum(demand.rate_per_s for demand in self.demands(workload, seed))
-        factor = {process: self.cost.factor(process, total) for process in PROCESSES}
+        slowdown = 1.0 / (1.0 - self.load(workload, seed, lanes).lanes_share)
+        factor = {process: self.cost.factor(process, total) * slowdown for process in PROCESSES}
         for load in workload.tenants:
             request, sizes = self.cost.requests[load.protocol], self.sizes[load.name]
             front_ns, engine_ns, worker_ns = (
