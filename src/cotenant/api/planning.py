@@ -56,6 +56,7 @@ class PlanTenants(Protocol):
         planner: str | None,
         headroom: float | None,
         is_poisson: bool,
+        misses: float | None,
         quantile: str,
         running: Path | None,
         is_quick: bool,
@@ -72,6 +73,7 @@ def plan(
     planner: str | None = None,
     headroom: float | None = None,
     poisson: bool = False,
+    misses: float | None = None,
     quantile: str = "p95",
     running: str | os.PathLike[str] | None = None,
     quick: bool = False,
@@ -82,9 +84,10 @@ def plan(
     `tenants` is a file of tenants, rates, SLOs and devices (TOML). `profiles` is a profiled repository or a profile
     file, or one for each device type by its name. `devices` replaces the number of devices, or the number of each type.
     `planner` is by default "ours". `headroom` is the share added to every rate, by default 0.1; instead, `poisson` adds
-    what Poisson arrivals need. `quantile` is that of the measured latencies: "p50", "p95" or "p99". `running` is a plan
-    file to start from, if the planner can. `quick` does not search how far rates may grow. `stale` accepts profiles of
-    models that changed since.
+    what Poisson arrivals need. `misses` is a share of SLOs, as 0.01: each tenant misses at most so many in a simulation
+    of Poisson arrivals, or there is no plan. `quantile` is that of the measured latencies: "p50", "p95" or "p99".
+    `running` is a plan file to start from, if the planner can. `quick` does not search how far rates may grow. `stale`
+    accepts profiles of models that changed since.
 
     >>> found = cotenant.plan("tenants.toml", "models/")  # doctest: +SKIP
     >>> if found.fits:  # doctest: +SKIP
@@ -110,6 +113,7 @@ def plan(
         planner=planner,
         headroom=headroom,
         is_poisson=poisson,
+        misses=misses,
         quantile=quantile,
         running=None if running is None else Path(running),
         is_quick=quick,

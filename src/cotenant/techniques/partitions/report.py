@@ -174,7 +174,9 @@ def summary_lines(assessment: Assessment, facts: Mapping[str, Any], notes: Seque
         how = f"Poisson arrivals ({simulated['seconds']:.3g} s, seed {simulated['seed']})"
         share = worst["violation_share"]
         worst_text = f"{worst['name']!r} misses most SLOs, {_missed(share)} of them" if share else "no SLO is missed"
-        yield f"Simulated with {how}: {worst_text}."
+        promised = facts.get("misses")
+        promise = f"; at most {_missed(promised)} are promised" if promised is not None else ""
+        yield f"Simulated with {how}: {worst_text}{promise}."
         rows = [tenant.tenant for tenant in assessment.tenants]
         for each in simulated["outcomes"]:
             if each["name"] not in rows:

@@ -114,6 +114,13 @@ class PlannerOptions:
     poisson: Annotated[
         bool, typer.Option("--poisson", help="Instead, add the headroom that Poisson arrivals need.")
     ] = False
+    misses: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of SLOs, as 1%, that each tenant misses at most with Poisson arrivals: simulations confirm it.",
+            show_default="no promise",
+        ),
+    ] = None
     running: Annotated[Path | None, typer.Option(help="Plan file to start from, if the planner can.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False
 
@@ -123,6 +130,18 @@ class PlannerOptions:
         from cotenant.techniques.partitions.plan.answer import added_share
 
         return added_share(self.headroom, self.poisson)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether an option is given that makes another plan."""
+        return bool(self.running or self.poisson or self.misses) or self.headroom is not None
+
+    @property
+    def promised(self) -> float | None:
+        """The promised share of misses. Raises PlanError."""
+        from cotenant.techniques.partitions.plan.promise import share_of
+
+        return None if self.misses is None else share_of(self.misses)
 
     def planners(self) -> tuple[Planner, Planner]:
         """The planner, and the same planner with less effort for searches of many plans. Raises PlanError."""
@@ -163,7 +182,7 @@ def plan(
     if planning.poisson and planning.headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
-        if devices or output.out or planning.running or planning.poisson or planning.headroom is not None:
+        if devices or output.out or planning.has_any:
             text = "a plan file has its own devices and headroom: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
         _check(check, costs, output)
@@ -206,6 +225,7 @@ def _planned(
             headroom=planning.share,
             running=running,
             is_quick=planning.quick,
+            misses=planning.promised,
             on_step=status.update,
         )
         if isinstance(found, NoPlan):
@@ -216,7 +236,7 @@ def _planned(
 
 def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
     """Check a plan file against measured profiles; ends the command if it does not hold."""
-    from cotenant.techniques.partitions.plan.answer import basis_for
+    from cotenant.techniques.partitions.plan.answer import basis_for, broken_promises
     from cotenant.techniques.partitions.plan.assess import violations
 
     contents = read_sections(path)
@@ -230,7 +250,7 @@ def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
     contents[TENANTS] = file = replace(file, request=request)
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
     faults, old = _check_sections(contents, _roots(tables), stale=None)
-    wrong += faults
+    wrong += [*broken_promises(file, basis.costs), *faults]
     same = file.profile == basis.fingerprint and not old
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
@@ -316,7 +336,14 @@ def _show_infeasible(answer: NoPlan, basis: CostBasis, *, as_json: bool) -> None
         f"Tenant {found.tenant!r} breaks first: {found.constraint}."
     )
     say(f"  {found.detail}")
-    say("Each of these changes makes them fit:" if remedies else "No tried change of devices, SLOs or rates helps.")
+    if answer.unservable:
+        say("Without the others these cannot be served either:")
+        for each in answer.unservable:
+            say(f"  {each.name}: {each.broken.constraint}. {each.broken.detail}")
+            for remedy in each.remedies:
+                say(f"    - {remedy.text}")
+    if remedies or not answer.unservable:
+        say("Each of these changes makes them fit:" if remedies else "No tried change of devices, SLOs or rates helps.")
     for remedy in remedies:
         say(f"  - {remedy.text}")
     for note in basis.notes:

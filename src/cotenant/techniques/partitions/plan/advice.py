@@ -59,6 +59,15 @@ class Remedy:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unservable:
+    """A tenant or application that cannot be served alone, and changes of its SLO or rate that make it possible."""
+
+    name: str
+    broken: Infeasible
+    remedies: tuple[Remedy, ...]
+
+
 def all_loads(request: Request, devices: Sequence[DeviceType], costs: Costs) -> tuple[Load, ...]:
     """The loads of tenants, and one per stage of every application. Raises what `stage_loads` raises."""
     stages = [load for each in request.applications for load in stage_loads(each, devices, costs)]
@@ -113,6 +122,17 @@ class Advisor:
         found += [remedy for _, remedy in sorted(rates, key=lambda each: each[0])[:BEST]]
         found += [self._looser_all(), self._lower_all()]
         return tuple(remedy for remedy in found if remedy is not None)
+
+    def unservable(self) -> tuple[Unservable, ...]:
+        """Tenants and applications that cannot be served even without the others, each with its own remedies."""
+        found = []
+        for name in _names(self._request):
+            own = Advisor(self._planner, _only(self._request, name), self._costs)
+            broken = own.plan()
+            if isinstance(broken, Infeasible):
+                remedies = tuple(remedy for change in (own._looser, own._lower) for _, remedy in change(name))
+                found.append(Unservable(name, broken, remedies))
+        return tuple(found)
 
     def _planned(self, request: Request, running: Plan | None = None) -> Plan | Infeasible:
         loads = all_loads(request, request.devices, self._costs)
@@ -202,6 +222,14 @@ def _tidy(value: float) -> float:
 
 def _names(request: Request) -> list[str]:
     return [*[load.tenant for load in request.loads], *[each.name for each in request.applications]]
+
+
+def _only(request: Request, name: str) -> Request:
+    """The request of one tenant or application."""
+    applications = tuple(each for each in request.applications if each.name == name)
+    return replace(
+        request, loads=tuple(load for load in request.loads if load.tenant == name), applications=applications
+    )
 
 
 def _owners(request: Request, name: str) -> list[Load | Application]:

@@ -17,23 +17,21 @@ from cotenant.measure.rates import rates_fault
 from cotenant.plan_file import TENANTS, sections, sections_text
 from cotenant.repository import model_names, readable_versions
 from cotenant.repository.server_settings import settings_of
-from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, all_loads
+from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, Unservable, all_loads
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, sequential_slot_notes, violations
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, read_plan, read_request
 from cotenant.techniques.partitions.plan.planners import ForBursts, ForServers, is_blind, make_planner
+from cotenant.techniques.partitions.plan.promise import SEARCHED_ROWS, SEED, Promising, missed, simulated
 from cotenant.techniques.partitions.plan.scaling import least_devices
 from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts, basis_of, read_profile_costs
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
-from cotenant.techniques.partitions.world import simulate_plan
 
 DEFAULT_PLANNER = "ours"
 DEFAULT_HEADROOM = 0.1
 """Share that is added to every rate."""
 SEARCH_EFFORT = 0.2
 """Effort of the planner in searches, which plan many times."""
-SIMULATED_S = 60.0
-SIMULATED_ROWS = 20_000
-"""Rows that are simulated at most; the simulated time is shorter for high rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,8 @@ class NoPlan(PlanResult):
     broken: Infeasible
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...]
+    unservable: tuple[Unservable, ...] = ()
+    """Tenants that cannot be served even alone."""
 
     @property
     @override
@@ -100,6 +100,7 @@ class NoPlan(PlanResult):
                 "planner": self.planner,
                 "broken": self.broken,
                 "remedies": self.remedies,
+                "unservable": self.unservable,
                 "notes": self.notes,
             }
         )
@@ -122,6 +123,7 @@ def plan_tenants(
     planner: str | None,
     headroom: float | None,
     is_poisson: bool,
+    misses: float | None,
     quantile: str,
     running: Path | None,
     is_quick: bool,
@@ -142,7 +144,7 @@ def plan_tenants(
     share = added_share(headroom, is_poisson)
     planners = pair_of_planners(planner or DEFAULT_PLANNER, share, is_poisson=is_poisson)
     start = None if running is None else read_plan(running).plan
-    found = planned(planners, request, basis, headroom=share, running=start, is_quick=is_quick)
+    found = planned(planners, request, basis, headroom=share, running=start, is_quick=is_quick, misses=misses)
     if isinstance(found, NoPlan):
         return found
     file, answers = found
@@ -252,21 +254,28 @@ def planned(
     headroom: float,
     running: Plan | None = None,
     is_quick: bool = False,
+    misses: float | None = None,
     on_step: Callable[[str], None] = lambda text: None,
 ) -> tuple[PlanFile, dict[str, Any]] | NoPlan:
     """A plan that was checked, with the least number of devices and the growth of rates; or NoPlan.
 
-    `planners` are those of `pair_of_planners`. `on_step` is called with the name of each step. Raises PlanError for a
-    plan that does not hold.
+    `planners` are those of `pair_of_planners`. `misses`: share of misses that the plan promises. `on_step` is called
+    with the name of each step. Raises PlanError for a plan that does not hold.
     """
     later = {app.tenant(stage) for app in request.applications for stage in app.stages if stage.after}
+    if misses is not None:
+        first, second = planners
+        planners = (
+            Promising(first, misses, request.applications),
+            Promising(second, misses, request.applications, SEARCHED_ROWS),
+        )
     planner, searching = (ForServers(each, basis.overload, later, 1.0 + headroom) for each in planners)
     advisor = Advisor(searching, request, basis.costs)
     loads = all_loads(request, request.devices, basis.costs)
     found = planner.plan(loads, request.devices, basis.costs, running)
     if isinstance(found, Infeasible):
         on_step("searching changes that would make it fit")
-        return NoPlan(planner.name, found, advisor.remedies(found), basis.notes)
+        return NoPlan(planner.name, found, advisor.remedies(found), basis.notes, advisor.unservable())
     wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
     if wrong:
         blind = "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
@@ -275,7 +284,7 @@ def planned(
     least = least_devices(planner, loads, request.devices, basis.costs, found)
     on_step("searching how far rates may grow")
     growth = None if is_quick else advisor.growth()
-    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint)
+    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint, misses)
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
@@ -299,6 +308,7 @@ def answer_of(contents: Mapping[str, Any], basis: CostBasis, answers: Mapping[st
         "devices_there": len(request.devices),
         "devices_used": len(made.devices),
         "simulated": _simulated(file, basis),
+        **({} if file.misses is None else {"misses": file.misses}),
     }
     return PlanAnswer(contents, view, facts)
 
@@ -306,10 +316,8 @@ def answer_of(contents: Mapping[str, Any], basis: CostBasis, answers: Mapping[st
 def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
     """The outcomes of queries with Poisson arrivals at the rates of the request."""
     request = file.request
-    seconds = min(SIMULATED_S, SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
-    done = simulate_plan(
-        file.plan, request.loads, basis.costs, duration_s=seconds, seed=1, applications=request.applications
-    )
+    done, seconds = simulated(file.plan, request.loads, request.applications, basis.costs, file.misses)
+    shares = missed(done)
     outcomes = [
         {
             "name": each.tenant,
@@ -319,8 +327,21 @@ def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
             "dropped": each.offered - each.answered - each.late,
             "p50_ns": each.p50_ns or 0,
             "p99_ns": each.p99_ns or 0,
-            "violation_share": (each.offered - each.answered) / max(1, each.offered),
+            "violation_share": shares[each.tenant],
         }
         for each in done.tenants
     ]
-    return {"arrivals": "poisson", "seconds": seconds, "seed": 1, "outcomes": outcomes}
+    return {"arrivals": "poisson", "seconds": seconds, "seed": SEED, "outcomes": outcomes}
+
+
+def broken_promises(file: PlanFile, costs: TableCosts) -> list[str]:
+    """Tenants whose simulation misses more SLOs than the plan promises, a sentence for each."""
+    if file.misses is None:
+        return []
+    request = file.request
+    shares = missed(simulated(file.plan, request.loads, request.applications, costs, file.misses)[0])
+    return [
+        f"{name!r} misses {share:.2%} of its SLOs with Poisson arrivals, and {file.misses:.2%} are promised"
+        for name, share in shares.items()
+        if share > file.misses
+    ]

@@ -68,13 +68,15 @@ class Request:
 class PlanFile:
     """The section TENANTS of a plan file: a plan and the request that it serves.
 
-    `headroom`: share that was added to every rate; `profile`: fingerprint of the profiles of its latencies.
+    `headroom`: share that was added to every rate; `profile`: fingerprint of the profiles of its latencies. `misses`:
+    promised largest share of SLOs that a tenant misses with Poisson arrivals, or None.
     """
 
     request: Request
     plan: Plan
     headroom: float
     profile: str = ""
+    misses: float | None = None
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,6 +107,7 @@ class _PlanFile(_Request, frozen=True):
     planner: str = ""
     headroom: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     profile: str = ""
+    misses: Annotated[float, Meta(gt=0, lt=1)] | None = None
     plan: tuple[DevicePlan, ...] = ()
 
 
@@ -136,7 +139,7 @@ def parse_request(
 class TenantsSection(FileSection):
     """Tenants, devices, and the plan of the tenants on the devices. `cotenant plan` checks it against profiles."""
 
-    keys: ClassVar = ("planner", "headroom", "profile", "device", "tenant", "application", "plan")
+    keys: ClassVar = ("planner", "headroom", "profile", "misses", "device", "tenant", "application", "plan")
     comment: ClassVar = (
         "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
     )
@@ -148,11 +151,12 @@ class TenantsSection(FileSection):
                 slot["rate_per_s"] = slot.pop("rate")
         found = convert(_named(table), _PlanFile, where, PlanError)
         plan = Plan(found.plan, found.planner)
-        return PlanFile(_request(found, where), plan, found.headroom, found.profile)
+        return PlanFile(_request(found, where), plan, found.headroom, found.profile, found.misses)
 
     @override
     def tables(self, content: PlanFile) -> dict[str, Any]:
         head = {"planner": content.plan.planner, "headroom": content.headroom, "profile": content.profile}
+        head |= {} if content.misses is None else {"misses": content.misses}
         return head | _tables_of(content.request, content.plan)
 
 

@@ -39,6 +39,8 @@ DEVICES = "devices"
 """The rate needs more devices than the inventory has."""
 SERVER = "server"
 """The server cannot process so many requests, whatever its models need."""
+MISSES = "misses"
+"""Simulations of the plans miss more SLOs than are promised."""
 INTERFERENCE = "interference"
 """The load would fit, but for the interference of the other partitions."""
 
