@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,20 @@ class PlanResult(Tabular):
         write_whole(Path(path), self.text().encode())
 
 
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How tenants are planned: the arguments of `plan` of these names."""
+
+    planner: str | None
+    headroom: float | None
+    is_poisson: bool
+    misses: float | None
+    quantile: str
+    running: Path | None
+    is_quick: bool
+    is_stale: bool
+
+
 class PlanTenants(Protocol):
     """A function that plans: the value of the socket `registry.PLAN_TENANTS`."""
 
@@ -51,16 +66,8 @@ class PlanTenants(Protocol):
         self,
         tenants: Path,
         profiles: Mapping[str, Path],
-        *,
         devices: int | Mapping[str, int] | None,
-        planner: str | None,
-        headroom: float | None,
-        is_poisson: bool,
-        misses: float | None,
-        quantile: str,
-        running: Path | None,
-        is_quick: bool,
-        is_stale: bool,
+        options: PlanOptions,
     ) -> PlanResult:
         """See `plan`. The key "" of `profiles` is for all device types without a profile of their own."""
 
@@ -106,16 +113,6 @@ def plan(
     [made, *_] = found.values()
     if poisson and headroom is not None:
         raise PlanError("headroom and poisson are both given, expected one of them")
-    return made(
-        Path(tenants),
-        named,
-        devices=devices,
-        planner=planner,
-        headroom=headroom,
-        is_poisson=poisson,
-        misses=misses,
-        quantile=quantile,
-        running=None if running is None else Path(running),
-        is_quick=quick,
-        is_stale=stale,
-    )
+    start = None if running is None else Path(running)
+    options = PlanOptions(planner, headroom, poisson, misses, quantile, start, quick, stale)
+    return made(Path(tenants), named, devices, options)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from cotenant.config import DeviceSection, PolicySection, load_server_config
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.layout import device_cores, lanes_of, usable_cores
+from cotenant.measure.campaign import OnStep
 from cotenant.measure.group_models import group_models, resolved_by
 from cotenant.metrics import Summary, TenantSummary, summarise, to_json
 from cotenant.policies.registry import policy_class, takes_rounds
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from cotenant.work import Round
     from cotenant.world.contention import Contention
 
+_EVENTS_A_STEP = 4096
 DECISION_US = 50.0
 """Cost of a launch in microseconds where none was measured."""
 _log = logging.getLogger("cotenant.simulate")
@@ -138,6 +141,8 @@ class Simulation:
         self._tenants = _taken(over, "tenant.")
         self._spec = spec = workload if options.factor == 1.0 else scale(workload, options.factor)
         self._options, self._warn = options, warn
+        self.on_step: OnStep = lambda done, total, text: None
+        """Called now and then in a run with the simulated and all milliseconds, and the policy and the seed."""
         self._contention: Contention | None = None
         self._profile: Profile | None = None
         self._fitted: FittedGroups | None = None
@@ -210,6 +215,11 @@ class Simulation:
                 for seed in seeds:
                     yield self._run(name, section, seed, recorded)
 
+    def _on_time(self, name: str, seed: int) -> Callable[[int], None]:
+        """A function that passes the simulated time of a run to `on_step`."""
+        total = self._spec.duration_ns // 1_000_000
+        return lambda now_ns: self.on_step(min(total, now_ns // 1_000_000), total, f"{name}, seed {seed}")
+
     def _section(self, name: str) -> PolicySection:
         fitted = self._fitted
         found = self._settings.policy.over(name, self._chosen, "command line")
@@ -226,7 +236,7 @@ class Simulation:
             head = header(made, beliefs.predictor, served, scenario.machine, created="", launch_ns=launch_ns)
             writer = TraceWriter(recorded.open("wb"), head)
         losses = LossAccount(beliefs.predictor, made.spec.lanes, served)
-        tally = GroupTally(made, self._fitted, _both(losses, writer))
+        tally = GroupTally(made, self._fitted, _both(losses, writer, self._on_time(name, seed)))
         load, inflation = None, 1.0
         if scenario.requests is not None:
             load = scenario.requests.load(spec, seed, scenario.cores)
@@ -329,10 +339,13 @@ def _assumed(models: Mapping[str, AssumedModel], workload: Workload, device: Dev
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes_of(device, device.cores or usable_cores()))
 
 
-def _both(losses: LossAccount, writer: Log | None) -> Log:
-    """A log that reports to an account, and to a trace where one is written."""
+def _both(losses: LossAccount, writer: Log | None, on_time: Callable[[int], None]) -> Log:
+    """A log that reports to an account, to a trace where one is written, and now and then the time to `on_time`."""
+    ticks = cycle([False] * (_EVENTS_A_STEP - 1) + [True])
 
     def log(time_ns: int, event: Event, actions: list[Action]) -> None:
+        if next(ticks):
+            on_time(time_ns)
         losses(time_ns, event, actions)
         if writer is not None:
             writer(time_ns, event, actions)

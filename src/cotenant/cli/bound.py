@@ -18,6 +18,7 @@ def bound(
     from rich.text import Text
 
     from cotenant.cli.console import console
+    from cotenant.cli.progress import reading
     from cotenant.report.bound_text import COLUMNS, facts, rows, sentences
     from cotenant.report.fitted_table import FittedTable
     from cotenant.report.lost_text import missing_sentences
@@ -27,7 +28,9 @@ def bound(
     from cotenant.trace.bound import bound_of
 
     path = trace_path(trace) if trace.is_dir() else trace
-    found, missing = bound_of(*read(path)), missing_events(path)
+    with reading(path) as on_read:
+        found = bound_of(*read(path, on_read))
+    missing = missing_events(path)
     if as_json:
         print_json({**facts(found), "missing_events": missing})
         return

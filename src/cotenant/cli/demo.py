@@ -28,7 +28,8 @@ def demo(
 
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out, print_warnings
-    from cotenant.cli.profile import profile_table, progress_bar
+    from cotenant.cli.profile import profile_table
+    from cotenant.cli.progress import progress
     from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
     from cotenant.execute.layout import device_cores
@@ -58,7 +59,7 @@ def demo(
     build_repository(repository, progress=None if as_json else console.print)
     console.rule("2. Profile")
     settings = load_server_config(repository / SERVER_FILE)
-    with progress_bar(quiet=as_json) as on_step:
+    with progress("profiling", quiet=as_json) as on_step:
         profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
     print_left_out(console, errors)
     console.print(profile_table(profile, {}))

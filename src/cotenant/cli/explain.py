@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from cotenant.cli.options import AsJson, print_json
+
+if TYPE_CHECKING:
+    from cotenant.trace.bound import RunBound
 
 
 def explain(
@@ -49,12 +52,14 @@ def explain(
 
 def _print_story(query: int, path: Path, as_json: bool) -> None:
     from cotenant.api.explaining import explain as explain_query
+    from cotenant.cli.progress import reading
     from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
     from cotenant.trace.losses import losses_of
     from cotenant.types import Outcome
 
-    story = explain_query(path, query)
+    with reading(path) as on_read:
+        story = explain_query(path, query, on_read)
     sentences = story.sentences()
     if story.outcome != Outcome.ANSWERED:
         sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]
@@ -64,23 +69,33 @@ def _print_story(query: int, path: Path, as_json: bool) -> None:
         print("\n".join(sentences))
 
 
+def _bound(path: Path) -> RunBound:
+    from cotenant.cli.progress import reading
+    from cotenant.trace import read
+    from cotenant.trace.bound import bound_of
+
+    with reading(path) as on_read:
+        return bound_of(*read(path, on_read))
+
+
 def _print_lost(path: Path, as_json: bool) -> None:
     from cotenant.cli.console import console
+    from cotenant.cli.progress import reading
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table, missing_sentences, neighbours
     from cotenant.trace import missing_events, read
-    from cotenant.trace.bound import bound_of
     from cotenant.trace.losses import losses_of
 
-    account, losses = losses_of(*read(path))
+    with reading(path) as on_read:
+        account, losses = losses_of(*read(path, on_read))
     missing = missing_events(path)
     if as_json:
-        found = {"losses": msgspec.to_builtins(losses), "bound": facts(bound_of(*read(path)))}
+        found = {"losses": msgspec.to_builtins(losses), "bound": facts(_bound(path))}
         print_json({**lost_facts(account), **found, "missing_events": missing})
     elif not losses:
         lines = ["No query was lost: all were answered in time.", *missing_sentences(missing)]
         print("\n".join(lines))
     else:
         console().print(lost_table(account.lost))
-        lines = [*neighbours(account), *sentences(bound_of(*read(path))), *missing_sentences(missing)]
+        lines = [*neighbours(account), *sentences(_bound(path)), *missing_sentences(missing)]
         print("\n".join(lines))

@@ -61,7 +61,7 @@ def init(
     Files that are given by name are copied into the repository; files of a directory that becomes the repository are
     moved within it. A model that has a configuration already is left alone.
     """
-    from cotenant.cli.console import console as make_console
+    from cotenant.cli.progress import progress
     from cotenant.config import load_server_config
     from cotenant.errors import ConfigError, CotenantError
     from cotenant.measure.loader_process import Loader
@@ -75,13 +75,15 @@ def init(
         raise ConfigError(f"several files would become the model {min(twice)!r}; rename one of them")
     root.mkdir(parents=True, exist_ok=True)
     settings = load_server_config(root / SERVER_FILE)
-    console = make_console(stderr=True, quiet=as_json)
     quick = QuickProfiles(quick_profiles_path(root) if settings.device.kind == "cpu" else None)
     made: list[Draft] = []
     errors: dict[str, str] = {}
-    with closing(Loader(settings.server.load_limit_s, is_quiet=True)) as loader, console.status("") as status:
-        for at, source in enumerate(sources, 1):
-            status.update(f"{source.name} ({at} of {len(sources)}): opening and measuring it")
+    with (
+        closing(Loader(settings.server.load_limit_s, is_quiet=True)) as loader,
+        progress("init", quiet=as_json) as on_step,
+    ):
+        for at, source in enumerate(sources):
+            on_step(at, len(sources), f"{source.name} is opened and measured")
             try:
                 report = measured(root, source, settings, loader)
                 draft = drafted(source.name, report)

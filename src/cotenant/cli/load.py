@@ -28,6 +28,7 @@ def load(
 
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_warnings
+    from cotenant.cli.progress import progress
     from cotenant.load import LiveStats, run_load_process
     from cotenant.metrics import to_json
     from cotenant.report.live import live_table
@@ -38,10 +39,16 @@ def load(
     if factor != 1.0:
         spec = scale(spec, factor)
     console = make_console(stderr=as_json)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    is_drawn = console.is_terminal
+    with (
+        Live(console=console, auto_refresh=False, transient=True) as live,
+        progress("load", quiet=is_drawn or as_json) as on_step,
+    ):
 
         def show(stats: LiveStats) -> None:
-            live.update(live_table(stats), refresh=True)
+            if is_drawn:
+                live.update(live_table(stats), refresh=True)
+            on_step(stats.elapsed_ns, stats.duration_ns, "")
 
         result = run_load_process(spec, http_url=http, grpc_url=grpc, on_tick=show, check=check)
     if out is not None:

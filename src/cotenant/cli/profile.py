@@ -21,6 +21,7 @@ from cotenant.cli.options import (
     print_json,
     settings_of,
 )
+from cotenant.cli.progress import progress
 
 if TYPE_CHECKING:
     from cotenant.measure.contention_profile import ContentionProfile
@@ -77,7 +78,7 @@ def profile(
         contended_cores(repository, settings)  # checks the cores before hours of measurements
     effort = Effort(budget_s=budget)
     verdicts = judge_repository(repository, settings, model_names(repository))
-    with progress_bar(quiet=as_json) as on_step:
+    with progress("profiling", quiet=as_json) as on_step:
         result, errors = profile_repository(
             repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts), verdicts=verdicts
         )
@@ -171,34 +172,6 @@ def contention_table(found: ContentionProfile) -> FittedTable:
         slowdown = f"{model.sensitivity.slowdown:.2f}" if model.sensitivity else ""
         table.add_row(name, slowdown, f"{model.traffic.memory_share:g}" if model.is_identified else "as counted")
     return table
-
-
-class progress_bar:  # noqa: N801  (used like a function)
-    """Context manager of a progress bar with the time left; its value is the callback for progress."""
-
-    def __init__(self, *, quiet: bool, what: str = "profiling") -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            disable=quiet,
-        )
-        self._task: Any = None
-
-    def __enter__(self) -> Any:
-        self._bar.__enter__()
-        self._task = self._bar.add_task("", total=None)
-        return self._on_step
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def _on_step(self, done: int, total: int, text: str) -> None:
-        self._bar.update(self._task, completed=done, total=total, description=text)
 
 
 def profile_table(result: Any, targets: Mapping[str, float]) -> Any:

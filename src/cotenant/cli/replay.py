@@ -20,6 +20,7 @@ def replay(
 
     The replay ends where events are missing, since later ones depend on them.
     """
+    from cotenant.cli.progress import reading
     from cotenant.measure.group_models import group_models
     from cotenant.policies.registry import rebuild_policy
     from cotenant.report.timeline import write_timeline
@@ -30,13 +31,14 @@ def replay(
     path = trace_path(trace) if trace.is_dir() else trace
     if perfetto is not None:
         write_timeline(perfetto, read(path)[1])
-    head, records = read(path)
     events = 0
     different: int | None = None
-    for record, line in replay_records(head, records, rebuild_policy, partial(group_models().find, path.parent)):
-        events += 1
-        if different is None and not same_decisions(record, line):
-            different = record.time_ns
+    with reading(path) as on_read:
+        head, records = read(path, on_read)
+        for record, line in replay_records(head, records, rebuild_policy, partial(group_models().find, path.parent)):
+            events += 1
+            if different is None and not same_decisions(record, line):
+                different = record.time_ns
     missing = missing_events(path)
     if as_json:
         same = different is None

@@ -66,6 +66,7 @@ def simulate(
     """Simulate a workload with the profile of a repository under one or more policies."""
     from cotenant.api.simulation import Simulation, SimulationOptions
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.progress import progress
     from cotenant.policies.registry import policy_text
     from cotenant.report.bound_text import sentences
     from cotenant.report.lost_text import lost_table
@@ -79,7 +80,12 @@ def simulate(
     simulation = Simulation(spec, repository, chosen, policy or (), assumed, warn)
     console = make_console()
     runs = []
-    for run in simulation.runs(range(spec.seed, spec.seed + seeds)):
+    made = simulation.runs(range(spec.seed, spec.seed + seeds))
+    while True:
+        with progress("simulating", quiet=as_json) as simulation.on_step:
+            run = next(made, None)
+        if run is None:
+            break
         if as_json:
             runs.append(run.to_json())
             continue

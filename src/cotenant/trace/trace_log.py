@@ -260,11 +260,16 @@ class TraceWriter:
         self._file.close()
 
 
-def read(path: Path) -> tuple[Header, Iterator[Record]]:
+OnRead = Callable[[int, int], None]
+"""Called with the bytes read and the size of the file."""
+_LINES_A_STEP = 4096
+
+
+def read(path: Path, on_read: OnRead = lambda done, total: None) -> tuple[Header, Iterator[Record]]:
     """Open a trace. A last line cut short by a crash ends the records; any other damage raises TraceError.
 
     A line that does not follow from those before it is damage (`record_check`). After a gap, actions on earlier queries
-    and launches are left out.
+    and launches are left out. `on_read` is called now and then.
     """
     file = open_regular(path, TraceError)
     try:
@@ -273,7 +278,7 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     except TraceError:
         file.close()
         raise
-    return structs.replace(head, policy_options=_current_options(head.policy_options)), _records(path, file)
+    return structs.replace(head, policy_options=_current_options(head.policy_options)), _records(path, file, on_read)
 
 
 def _line(file: BinaryIO, path: Path) -> bytes:
@@ -286,10 +291,12 @@ def _line(file: BinaryIO, path: Path) -> bytes:
     return line
 
 
-def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
-    check = RecordCheck()
+def _records(path: Path, file: BinaryIO, on_read: OnRead) -> Iterator[Record]:
+    check, size = RecordCheck(), path.stat().st_size
     with file:
         for number, line in enumerate(iter(partial(_line, file, path), b""), start=2):
+            if number % _LINES_A_STEP == 0:
+                on_read(file.tell(), size)
             where = f"{path}: line {number}"
             if not line.endswith(b"\n"):
                 return

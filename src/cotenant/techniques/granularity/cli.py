@@ -140,7 +140,7 @@ def _lanes(settings: ServerConfig) -> tuple[Share, ...]:
 
 
 def _measured(request: JointPlanRequest, lanes: Sequence[Share], *, as_json: bool) -> _Set:
-    from cotenant.cli.profile import progress_bar
+    from cotenant.cli.progress import progress
     from cotenant.repository import default_version
     from cotenant.techniques.granularity.plan.lane_tables import hand_over_ns, lane_rules, table_of_tasks
     from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
@@ -154,7 +154,7 @@ def _measured(request: JointPlanRequest, lanes: Sequence[Share], *, as_json: boo
         config = default_version(request.root, model).config.model
         if rows > config.max_batch:
             raise ConfigError(f"model {model!r}: {rows} rows requested, but its max_batch is {config.max_batch}")
-        with progress_bar(quiet=as_json, what=f"measuring {model}") as on_step:
+        with progress(f"measuring {model}", quiet=as_json) as on_step:
             tenant, taken = measure_tasks(
                 request.root, model, share, TASK_EFFORT, fresh=request.fresh, on_step=on_step, rows=rows, in_a_row=True
             )
@@ -169,6 +169,7 @@ def _measured(request: JointPlanRequest, lanes: Sequence[Share], *, as_json: boo
 
 def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.progress import progress, spent_of
     from cotenant.inner_loop import has_compiler
     from cotenant.techniques.granularity.plan.joint_search import JointSearch
 
@@ -176,13 +177,14 @@ def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     if not has_compiler():
         console.print("the search is much slower without numba: pip install 'cotenant[solver]'")
     until = time.monotonic() + budget_s
-    with console.status("searching a joint plan; Ctrl-C ends it with the best so far") as status:
+    with progress("searching a joint plan", quiet=as_json) as on_step:
 
-        def progress(evaluated: int, best_ns: float) -> bool:
-            status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms; Ctrl-C ends it with the best so far")
+        def on_plans(evaluated: int, best_ns: float) -> bool:
+            text = f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms; Ctrl-C ends it with the best so far"
+            on_step(*spent_of(budget_s, until), text)
             return time.monotonic() < until
 
-        return JointSearch().find(known.tables, known.rules, progress)
+        return JointSearch().find(known.tables, known.rules, on_plans)
 
 
 def _trial_run(

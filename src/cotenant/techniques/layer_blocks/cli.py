@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
-from cotenant.cli.profile import progress_bar
+from cotenant.cli.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def compile_(
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     cores_alone(settings.device, "models are compiled")  # not on a GPU
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
-    with progress_bar(quiet=as_json, what="compiling") as on_step:
+    with progress("compiling", quiet=as_json) as on_step:
         results, errors = compile_repository(repository, served_shares(settings), effort, on_step)
     if as_json:
         print_json(msgspec.to_builtins({"models": results, "errors": errors}))

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
-from cotenant.cli.profile import progress_bar
+from cotenant.cli.progress import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,11 +85,11 @@ def _measure_groups(
     from cotenant.techniques.overlap.measure.overlap_models import pair_latencies
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
-    with progress_bar(quiet=quiet) as on_step:
+    with progress("measuring groups", quiet=quiet) as on_step:
         samples, found = measure_groups(root, settings, profile, effort, fresh=fresh, on_step=on_step)
     for name, text in found.items():
         errors.setdefault(name, text)
-    with progress_bar(quiet=quiet) as on_step:
+    with progress("measuring groups", quiet=quiet) as on_step:
         fitted = fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
     narrow = min(lane.size for lane in lanes_of(settings.device, device_cores(settings.device)))
     beside = {" + ".join(pair): found.slowdown for pair, found in pair_latencies(fitted, profile, narrow).items()}
@@ -116,7 +116,7 @@ def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
 
     _, samples = load_samples(groups_path(root))
     known = [each for each in samples if all(member.work.tenant in profile.models for member in each.members)]
-    with progress_bar(quiet=quiet) as on_step:
+    with progress("measuring groups", quiet=quiet) as on_step:
         return held_out_errors(known, facts_of(profile), on_step=on_step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -103,7 +104,7 @@ def place(
     placement that is at least 3 % faster is kept in the repository for models
     with placement = "auto".
     """
-    from cotenant.cli.profile import progress_bar
+    from cotenant.cli.progress import progress
     from cotenant.repository import graphs_path, placement_path
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
     from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
@@ -118,7 +119,7 @@ def place(
     sought = request.goal()
     settings = settings_of(repository, chosen_of(None, lanes=lanes))
     share, is_served = _share(settings)
-    with _opened(settings, share) as where, progress_bar(quiet=output.as_json, what="measuring") as on_step:
+    with _opened(settings, share) as where, progress("measuring", quiet=output.as_json) as on_step:
         tenant, tasks = measure_tasks(repository, model, share, TASK_EFFORT, fresh=fresh, on_step=on_step, target=where)
     notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
@@ -244,16 +245,19 @@ def _searched(
     problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
 ) -> FoundPlacement:
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.progress import progress, spent_of
     from cotenant.inner_loop import has_compiler
     from cotenant.techniques.placement.plan.overflow import OverflowSearch
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():
         console.print("without numba the search is 100 times slower: pip install 'cotenant[solver]'")
-    with console.status("searching a placement") as status:
+    until = time.monotonic() + budget_s
+    with progress("searching a placement", quiet=as_json) as on_step:
 
-        def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
-            status.update(f"{evaluated:,} plans, best {best_ns / 1e6:.4g} ms, lower bound {bound_ns / 1e6:.4g} ms")
+        def on_plans(evaluated: int, best_ns: int, bound_ns: int) -> bool:
+            text = f"{evaluated:,} plans, best {best_ns / 1e6:.4g} ms, lower bound {bound_ns / 1e6:.4g} ms"
+            on_step(*spent_of(budget_s, until), text)
             return True
 
         search = OverflowSearch(
@@ -262,7 +266,7 @@ def _searched(
             budget_s,
             noise=min(_MOST_NOISE, tasks.variation),
             exact_seconds=_EXACT_SHARE * budget_s,
-            progress=progress,
+            progress=on_plans,
         )
         return search.solve(problem)
 

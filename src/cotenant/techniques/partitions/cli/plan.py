@@ -214,19 +214,19 @@ def _planned(
 
     `planners`: those of `PlannerOptions.planners`.
     """
-    from cotenant.cli.console import console as make_console
+    from cotenant.cli.progress import progress
     from cotenant.techniques.partitions.plan.answer import NoPlan, planned
     from cotenant.techniques.partitions.plan.file import read_plan
 
     running = read_plan(planning.running).plan if planning.running else None
-    with make_console(stderr=True).status("planning") as status:
+    with progress("planning", quiet=as_json) as on_step:
         found = planned(
             *(planners, request, basis),
             headroom=planning.share,
             running=running,
             is_quick=planning.quick,
             misses=planning.promised,
-            on_step=status.update,
+            on_step=lambda step: on_step(0, 0, step),
         )
         if isinstance(found, NoPlan):
             _show_infeasible(found, basis, as_json=as_json)

@@ -12,7 +12,7 @@ import typer
 
 from cotenant.cli.campaigns import ProfileCampaign, ProfileRun
 from cotenant.cli.options import LONGEST_S, a_number
-from cotenant.cli.profile import progress_bar
+from cotenant.cli.progress import progress
 from cotenant.errors import ConfigError
 from cotenant.linux import require
 from cotenant.work import CPU, Share
@@ -59,7 +59,7 @@ class CoRunCampaign(ProfileCampaign):
     def measure(self, run: ProfileRun) -> None:
         """Measure co-runs, with --corun."""
         if self.corun:
-            with progress_bar(quiet=run.quiet) as on_step:
+            with progress("measuring co-runs", quiet=run.quiet) as on_step:
                 arguments = self.splits, self.budget_s, run.fresh, on_step, run.errors
                 self.coruns = measure(run.root, run.settings, run.profile, *arguments)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from cotenant.api.planning import PlanResult
+from cotenant.api.planning import PlanOptions, PlanResult
 from cotenant.errors import PlanError
 from cotenant.measure.rates import rates_fault
 from cotenant.plan_file import TENANTS, sections, sections_text
@@ -116,21 +116,10 @@ class NoPlan(PlanResult):
 
 
 def plan_tenants(
-    tenants: Path,
-    profiles: Mapping[str, Path],
-    *,
-    devices: int | Mapping[str, int] | None,
-    planner: str | None,
-    headroom: float | None,
-    is_poisson: bool,
-    misses: float | None,
-    quantile: str,
-    running: Path | None,
-    is_quick: bool,
-    is_stale: bool,
+    tenants: Path, profiles: Mapping[str, Path], devices: int | Mapping[str, int] | None, options: PlanOptions
 ) -> PlanResult:
     """The function behind `cotenant.plan`. Raises PlanError."""
-    tables = {name: profile_costs(path, quantile) for name, path in profiles.items()}
+    tables = {name: profile_costs(path, options.quantile) for name, path in profiles.items()}
     request = request_of(tenants, tables)
     if devices is not None:
         if isinstance(devices, int):
@@ -139,12 +128,18 @@ def plan_tenants(
                 raise PlanError(f"devices is {devices}, and the file has {len(kinds)} kinds of device, expected one")
             devices = {kinds[0]: devices}
         request = with_counts(request, devices)
-    basis = basis_for(tables, request, stale=is_stale)
+    basis = basis_for(tables, request, stale=options.is_stale)
     request = replace(request, devices=basis.devices)
-    share = added_share(headroom, is_poisson)
-    planners = pair_of_planners(planner or DEFAULT_PLANNER, share, is_poisson=is_poisson)
-    start = None if running is None else read_plan(running).plan
-    found = planned(planners, request, basis, headroom=share, running=start, is_quick=is_quick, misses=misses)
+    is_poisson = options.is_poisson
+    share = added_share(options.headroom, is_poisson)
+    found = planned(
+        pair_of_planners(options.planner or DEFAULT_PLANNER, share, is_poisson=is_poisson),
+        *(request, basis),
+        headroom=share,
+        running=None if options.running is None else read_plan(options.running).plan,
+        is_quick=options.is_quick,
+        misses=options.misses,
+    )
     if isinstance(found, NoPlan):
         return found
     file, answers = found
@@ -335,7 +330,7 @@ def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
 
 
 def broken_promises(file: PlanFile, costs: TableCosts) -> list[str]:
-    """Tenants whose simulation misses more SLOs than the plan promises, a sentence for each."""
+    """Tenants that miss more SLOs in a simulation than the plan promises, a sentence for each."""
     if file.misses is None:
         return []
     request = file.request

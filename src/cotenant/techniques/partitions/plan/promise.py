@@ -65,7 +65,7 @@ def missed(summary: Summary) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Promising(Planner):
-    """Planner of plans in whose simulation each tenant and application misses at most the share `misses` of its SLOs.
+    """Planner of plans that simulations confirm: each tenant and application misses at most `misses` of its SLOs.
 
     While a simulation shows more, `within` plans again for higher rates of these tenants, then for tighter SLOs, too.
     The plans have these larger rates in their slots. `rows`: see `simulated`.
