@@ -245,6 +245,15 @@ def thread_waits() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
+def run_delay_s(thread: int | None = None, root: Path = ROOT) -> float:
+    """Seconds that a thread of this process, by default all of them, was ready to run and had no core.
+
+    0.0 on other systems, and on kernels without statistics of the scheduler.
+    """
+    names = "*" if thread is None else str(thread)
+    return sum(sum(_numbers(path, 2)[1:]) for path in (root / "proc/self/task").glob(f"{names}/schedstat")) / 1e9
+
+
 def sleep_precisely() -> None:
     """Set the timer slack of the calling thread to 1 ns: the kernel may wake it that much later. Linux only."""
     _prctl(_PR_SET_TIMERSLACK, 1)

@@ -18,8 +18,8 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
+from cotenant.measure import busy, sweep
 from cotenant.measure import solo as measure
-from cotenant.measure import sweep
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opened_model import open_version
@@ -151,6 +151,23 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(root: Path, counting: Cou
     assert counting.points == sum(POINTS.values())  # each point once, whatever was interrupted
     assert 0 < interrupted < counting.points
     assert {name: len(model.points) for name, model in profile.models.items()} == POINTS
+
+
+def test_disturbed_points_stay_marked_when_a_sweep_goes_on(
+    root: Path, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy, "MOST_OTHERS", -1.0)  # whatever others do is too much
+
+    def stop(done: int, total: int, text: str) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+    profile, _ = sweep_all(root)
+    assert counting.points == sum(POINTS.values()) * (1 + TINY.repeats)
+    points = [point for model in profile.models.values() for point in model.points]
+    assert all(point.is_disturbed and point.cpu_ns > 0 for point in points)
 
 
 @pytest.mark.parametrize(
