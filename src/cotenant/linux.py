@@ -351,6 +351,20 @@ def resident_bytes(statm: int) -> int:
         return 0
 
 
+def peak_bytes(pid: int | None = None, root: Path = ROOT) -> int:
+    """Largest resident memory of a process (None: this one) since its start or `reset_peak`; 0 where it is unknown."""
+    lines = (line.split() for line in _text(root / f"proc/{pid or 'self'}/status").splitlines())
+    return next((1024 * int(words[1]) for words in lines if words[:1] == ["VmHWM:"]), 0)
+
+
+def reset_peak(root: Path = ROOT) -> bool:
+    """Let the peak of this process begin at its present resident memory. Returns whether the system allows it."""
+    try:
+        return (root / "proc/self/clear_refs").write_text("5", encoding="ascii") > 0
+    except OSError:
+        return False
+
+
 def private_bytes() -> int:
     """Resident memory of this process without shared pages; 0 on other systems."""
     try:

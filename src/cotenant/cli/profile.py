@@ -172,7 +172,9 @@ def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
     columns = sorted({(point.items, point.cores) for model in result.models.values() for point in model.points})
     has_shapes = any(point.shape for model in result.models.values() for point in model.points)
     heads = [f"{items}x{cores}" for items, cores in columns]
-    table = FittedTable("model", *["shape"] * has_shapes, "SLO", "p99 alone", "CPU", *heads, "segments", "cut/whole")
+    table = FittedTable(
+        "model", *["shape"] * has_shapes, "SLO", "p99 alone", "CPU", *heads, "segments", "cut/whole", "MiB"
+    )
     table.title = f"Median latency in ms at BATCHxCORES on {result.device.processor}"
     for name, model in result.models.items():
         best, slo_ms = fastest(model), targets.get(name)
@@ -180,7 +182,8 @@ def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
             found = {(p.items, p.cores): p for p in model.points if p.shape == shape}
             cells = [f"{found[key].p50_ns / 1e6:.2f}{_mark(found[key])}" if key in found else "" for key in columns]
             slo, shapes = f"{slo_ms:g}" if slo_ms else "", [str(shape)] * has_shapes
-            alone, cpu, ends = "", "", (str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}")
+            memory = f"{model.memory_bytes / 2**20:.0f}" if model.memory_bytes else ""
+            alone, cpu, ends = "", "", (str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}", memory)
             if point := best.get(shape):
                 alone_ms, runs = point.p99_ns / 1e6, "" if point.supports("p99") else f" ({point.runs} runs)"
                 alone = f"{alone_ms:.2f}{runs}{_mark(point)}{' !' if slo_ms and alone_ms > slo_ms else ''}"
@@ -189,7 +192,8 @@ def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
     table.caption = (
         "4x2: a batch of 4 rows on 2 cores. p99 alone: one query at its fastest; '(30 runs)': the longest of 30 runs, "
         "too few for a p99; '!': longer than the SLO (ms). CPU: processor time of that query. '~': measured while "
-        "other processes kept the cores busy. cut/whole: time of a run in segments over that of a run without cuts."
+        "other processes kept the cores busy. cut/whole: time of a run in segments over that of a run without cuts. "
+        "MiB: peak memory of its worker."
     )
     return table
 

@@ -32,7 +32,8 @@ def taken_share(wall_s: float, cores: int, others_s: float, delay_s: float, pree
 class OthersTime:
     """Measures the time of these cores that others took during a block: see `taken_share`. A context.
 
-    Without cores the share is 0. On one core the run-queue delay is that of the calling thread, else of all threads of this process.
+    Without cores the share is 0. On one core the run-queue delay is that of the calling thread, else of all threads of
+    this process.
     """
 
     def __init__(self, cores: Sequence[int]) -> None:

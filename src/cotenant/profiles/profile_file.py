@@ -78,7 +78,7 @@ class ModelProfile:
     declared shape. `segment_ratio` is the latency as segments `cuts` over that of a whole run, medians of interleaved
     runs. With `padded` a batch runs with the rows of the next larger measured batch, as captured models do. `versions`:
     see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `content` and `merging` are
-    unset in older profiles.
+    unset in older profiles. `memory_bytes` is the measured peak of the worker's resident memory; 0 if unknown.
     """
 
     digest: str
@@ -91,6 +91,7 @@ class ModelProfile:
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     merging: Merging | UnsetType = UNSET
     content: ModelContent | UnsetType = UNSET
+    memory_bytes: int = 0
 
     def merged_rows(self, max_batch: int) -> int:
         """Most rows of a batch, of the `max_batch` of the configuration."""
