@@ -353,7 +353,7 @@ def resident_bytes(statm: int) -> int:
 
 def peak_bytes(pid: int | None = None, root: Path = ROOT) -> int:
     """Largest resident memory of a process (None: this one) since its start or `reset_peak`; 0 where it is unknown."""
-    lines = (line.split() for line in _text(root / f"proc/{pid or 'self'}/status").splitlines())
+    lines = (line.split() for line in _text(root / f"proc/{'self' if pid is None else pid}/status").splitlines())
     return next((1024 * int(words[1]) for words in lines if words[:1] == ["VmHWM:"]), 0)
 
 

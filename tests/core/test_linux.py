@@ -83,7 +83,7 @@ def test_the_peak_of_memory_is_read_and_can_begin_anew(tmp_path: Path) -> None:
         proc__7__status="Name:\tx\n",
     )
     assert linux.peak_bytes(root=tmp_path) == 2208 << 10
-    assert linux.peak_bytes(7, tmp_path) == linux.peak_bytes(8, tmp_path) == 0
+    assert linux.peak_bytes(7, tmp_path) == linux.peak_bytes(0, tmp_path) == 0
     assert linux.reset_peak(tmp_path)
     assert (tmp_path / "proc/self/clear_refs").read_text() == "5"
     assert not linux.reset_peak(tmp_path / "elsewhere")

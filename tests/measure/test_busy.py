@@ -64,7 +64,7 @@ def test_the_share_of_others_is_what_was_busy_without_this_process(
     watch._now = lambda: now.pop(0)  # type: ignore[method-assign]
     with watch:
         pass
-    assert watch.share == pytest.approx(others if wall_s >= 0.21 else watch.share, abs=1e-6)
+    assert watch.share == pytest.approx(others if total >= 0.41 else watch.share, abs=1e-6)
     assert 0 <= watch.share <= 1
     assert watch.is_disturbed == (watch.share > busy.MOST_OTHERS)
 

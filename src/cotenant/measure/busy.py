@@ -12,21 +12,22 @@ from cotenant import linux
 
 MOST_OTHERS = 0.1
 """Share of the cores' time taken by others above which a measurement counts as disturbed."""
-_LEAST_S = 0.2
-"""Busy times of shorter measurements are not judged: clocks of processes tick every 10 ms."""
+_LEAST_S = 0.4
+"""Time of the cores from which on busy times are judged: clocks of processes tick every 10 ms."""
 
 
 def taken_share(wall_s: float, cores: int, others_s: float, delay_s: float, preempted_s: float) -> float:
     """Part (0 to 1) of the time of `cores` cores during `wall_s` that others took: the largest of three readings.
 
-    - `others_s`: cores were busy for other processes or the host (steal time); 0 for measurements below _LEAST_S.
+    - `others_s`: cores were busy for other processes or the host (steal time); left out below _LEAST_S.
     - `delay_s`: threads that measured were ready, but waited in a run queue.
     - `preempted_s`: single-threaded runs had wall time beyond their processor time, without a wait of their own.
     """
-    if wall_s <= 0 or cores < 1:
+    cores_s = wall_s * cores
+    if cores_s <= 0:
         return 0.0
-    ticked_s = others_s if wall_s >= _LEAST_S else 0.0
-    return min(1.0, max(0.0, ticked_s, delay_s, preempted_s) / (wall_s * cores))
+    ticked_s = others_s if cores_s >= _LEAST_S else 0.0
+    return min(1.0, max(0.0, ticked_s, delay_s, preempted_s) / cores_s)
 
 
 class OthersTime:
