@@ -98,6 +98,21 @@ def test_a_sweep_covers_every_point_and_unit(root: Path, counting: Counting) -> 
     assert predictor.latency_ns(Work("encoder", 0, 2, 0, len(encoder.unit_ns)), 1) > 0
 
 
+def test_a_profile_of_an_older_version_is_read(root: Path) -> None:
+    profile, _ = sweep_all(root)
+    stored = msgspec.json.decode(profile_path(root).read_bytes())
+    for model in stored["models"].values():
+        del model["memory_bytes"]
+        for point in model["points"]:
+            assert point.pop("cpu_ns") > 0
+    profile_path(root).write_bytes(msgspec.json.encode(stored))
+    older = load_profile(profile_path(root))
+    assert {point.cpu_ns for model in older.models.values() for point in model.points} == {0}
+    assert {model.memory_bytes for model in older.models.values()} == {0}
+    assert older.tables("p99") == profile.tables("p99")
+    assert all(row["cpu_ms"] is row["p99_ms"] is None and row["upper_ms"] > 0 for row in older.rows())
+
+
 def test_a_known_profile_is_not_measured_again_unless_asked(root: Path, counting: Counting) -> None:
     first, _ = sweep_all(root)
     counting.points = 0
