@@ -55,6 +55,10 @@ def quiet_machine() -> Iterator[None]:
     """The machine counts as quiet: what other processes take, as other tests do, changes no test's outcome."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cotenant.linux.busy_s", lambda cores: 0.0)
+        patch.setattr("cotenant.linux.run_delay_s", lambda thread: 0.0)
+        with suppress(ImportError):  # a worker for each profiled model takes a second to start
+            patch.setattr("cotenant.measure.sweep.worker_peak_bytes", lambda *_: 0)
+        patch.setattr("cotenant.measure.busy.MOST_OTHERS", 1.0)  # preemption of the measuring thread
         yield
 
 

@@ -248,6 +248,15 @@ def thread_waits() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
+def run_delay_s(thread: int | None = None, root: Path = ROOT) -> float:
+    """Seconds that a thread of this process, by default all of them, was ready to run and had no core.
+
+    0.0 on other systems, and on kernels without statistics of the scheduler.
+    """
+    names = "*" if thread is None else str(thread)
+    return sum(sum(_numbers(path, 2)[1:]) for path in (root / "proc/self/task").glob(f"{names}/schedstat")) / 1e9
+
+
 def sleep_precisely() -> None:
     """Set the timer slack of the calling thread to 1 ns: the kernel may wake it that much later. Linux only."""
     _prctl(_PR_SET_TIMERSLACK, 1)
@@ -343,6 +352,20 @@ def resident_bytes(statm: int) -> int:
         return int(os.pread(statm, 128, 0).split()[1]) * mmap.PAGESIZE
     except (OSError, IndexError):
         return 0
+
+
+def peak_bytes(pid: int | None = None, root: Path = ROOT) -> int:
+    """Largest resident memory of a process (None: this one) since its start or `reset_peak`; 0 where it is unknown."""
+    lines = (line.split() for line in _text(root / f"proc/{'self' if pid is None else pid}/status").splitlines())
+    return next((1024 * int(words[1]) for words in lines if words[:1] == ["VmHWM:"]), 0)
+
+
+def reset_peak(root: Path = ROOT) -> bool:
+    """Let the peak of this process begin at its present resident memory. Returns whether the system allows it."""
+    try:
+        return (root / "proc/self/clear_refs").write_text("5", encoding="ascii") > 0
+    except OSError:
+        return False
 
 
 def private_bytes() -> int:

@@ -76,6 +76,20 @@ def test_processes_are_known_by_number_and_start() -> None:
     assert linux.cpu_s(1 << 30) == 0
 
 
+def test_the_peak_of_memory_is_read_and_can_begin_anew(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        proc__self__status="VmPeak:\t 9 kB\nVmHWM:\t    2208 kB\nVmRSS:\t 5 kB\n",
+        proc__7__status="Name:\tx\n",
+    )
+    assert linux.peak_bytes(root=tmp_path) == 2208 << 10
+    assert linux.peak_bytes(7, tmp_path) == linux.peak_bytes(0, tmp_path) == 0
+    assert linux.reset_peak(tmp_path)
+    assert (tmp_path / "proc/self/clear_refs").read_text() == "5"
+    assert not linux.reset_peak(tmp_path / "elsewhere")
+    assert linux.peak_bytes(os.getpid()) > 1 << 20
+
+
 def test_two_locks_exclude_each_other(tmp_path: Path) -> None:
     with (tmp_path / "a").open("wb") as one, (tmp_path / "a").open("wb") as two:
         linux.lock(one.fileno(), is_shared=True)

@@ -1,22 +1,20 @@
-"""Points of a profile on a machine that others keep busy: processor time on one core, further tries on several."""
+"""Points of a profile on a machine that others keep busy: measured again, and marked where that does not help."""
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.execute.core_target import CoreTarget
-from cotenant.measure import solo
-from cotenant.measure.solo import REPEATS, Effort, in_turns, undisturbed
-from cotenant.profiles.profile_file import ModelProfile, Point, disturbed_words
+from cotenant.measure import busy, solo
+from cotenant.measure.solo import QUICK, Effort, in_turns, quantile_ns, undisturbed
+from cotenant.profiles.profile_file import ModelProfile, Point, disturbed_words, highest_quantile
 from cotenant.work import Share
 
 MS = 1_000_000
@@ -47,30 +45,33 @@ class Machine:
     def thread_time_ns(self) -> int:
         return self.cpu_ns
 
+    def process_time_ns(self) -> int:
+        return 2 * self.cpu_ns  # a second thread computes as much
 
-class Others:
-    """How busy others are at each try."""
-
-    shares: tuple[float, ...] = ()
-    tries = 0
-
-    def __init__(self, cores: Any) -> None:
-        self.is_disturbed = Others.shares[min(Others.tries, len(Others.shares) - 1)] > 0.1
-        Others.tries += 1
-
-    def __enter__(self) -> Others:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def monotonic(self) -> float:
+        return self.wall_ns / 1e9
 
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> CoreTarget:
     monkeypatch.setattr(CoreTarget, "at", lambda self, share: nullcontext())
-    monkeypatch.setattr(solo, "OthersTime", Others)
-    Others.tries, Others.shares = 0, (0.0,)
+    monkeypatch.setattr(busy, "MOST_OTHERS", 0.1)
+    monkeypatch.setattr(solo, "thread_waits", lambda: 0)
     return CoreTarget()
+
+
+def on(machine: Machine, monkeypatch: pytest.MonkeyPatch, delays_s: Sequence[float] = (0.0,)) -> None:
+    """Let the clocks be those of the machine; at each try, threads of this process wait `delays_s` for a core."""
+    monkeypatch.setattr(solo, "time", machine)
+    monkeypatch.setattr(busy, "time", machine)
+    read = [0.0]
+
+    def run_delay_s(thread: int | None) -> float:
+        tries, is_end = divmod(len(read) - 1, 2)
+        read.append(read[-1] + (delays_s[min(tries, len(delays_s) - 1)] if is_end else 0.0))
+        return read[-1]
+
+    monkeypatch.setattr("cotenant.linux.run_delay_s", run_delay_s)
 
 
 @given(own_us=st.integers(1, 10**6), steal_ns=st.lists(st.integers(0, 10**9), min_size=1, max_size=9))
@@ -79,42 +80,59 @@ def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, steal
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "time", machine)
         patch.setattr(solo, "thread_waits", lambda: 0)
-        [samples] = in_turns([machine.work], EFFORT, is_inline=True)
-        assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STEAL_NS for each in samples)
+        [runs] = in_turns([machine.work], EFFORT, is_inline=True)
+        assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STEAL_NS for each in runs.latency_ns)
+        assert runs.cpu_ns == [machine.own_ns] * EFFORT.min_runs
+        assert sum(runs.latency_ns) + runs.preempted_ns == machine.wall_ns
         machine.runs = 0
         [walls] = in_turns([machine.work], EFFORT)
+        assert (walls.cpu_ns, walls.preempted_ns) == ([2 * machine.own_ns] * EFFORT.min_runs, 0)
         machine.runs = 0
         patch.setattr(solo, "thread_waits", lambda: machine.runs)  # it waits for something: a device, say
-        assert in_turns([machine.work], EFFORT, is_inline=True) == [walls]
-    assert walls == [machine.own_ns + steal_ns[run % len(steal_ns)] for run in range(EFFORT.min_runs)]
+        [waiting] = in_turns([machine.work], EFFORT, is_inline=True)
+        assert (waiting.latency_ns, waiting.preempted_ns) == (walls.latency_ns, 0)
+    assert walls.latency_ns == [machine.own_ns + steal_ns[run % len(steal_ns)] for run in range(EFFORT.min_runs)]
 
 
-def test_on_several_cores_a_point_is_measured_until_others_leave_them(target: CoreTarget) -> None:
-    cores = Share((0, 1))
-    for shares, tries in (((0.0,), 1), ((0.5, 0.0), 2), ((0.5, 0.5, 0.0), 3)):
-        Others.tries, Others.shares = 0, shares
-        samples, is_disturbed = undisturbed(lambda: None, EFFORT, target, cores)
-        assert (Others.tries, len(samples), is_disturbed) == (tries, EFFORT.min_runs, False)
+@pytest.mark.parametrize("disturbed", [0, 1, 2, 3])
+def test_one_core_is_measured_again_where_its_thread_was_preempted(
+    target: CoreTarget, monkeypatch: pytest.MonkeyPatch, disturbed: int
+) -> None:
+    machine = Machine(10 * MS, [30 * MS] * (disturbed * EFFORT.min_runs) + [0] * EFFORT.min_runs)
+    on(machine, monkeypatch)
+    runs, is_disturbed = undisturbed(machine.work, EFFORT, target, Share((0,)))
+    assert (machine.runs, is_disturbed) == ((disturbed + 1) * EFFORT.min_runs, False)
+    assert (runs.latency_ns, runs.preempted_ns) == ([10 * MS] * EFFORT.min_runs, 0)
 
 
-def test_where_they_never_leave_the_quickest_try_is_kept_and_marked(
+def test_several_cores_are_measured_again_where_threads_waited_for_a_core(
     target: CoreTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Others.shares = (0.9,)
-    rng = Random(1)
-    tries = [[MS * rng.randrange(5, 50)] * EFFORT.min_runs for _ in range(1 + REPEATS)]
-    left = [*tries]
-    monkeypatch.setattr(solo, "in_turns", lambda works, effort, is_inline: [left.pop(0)])
-    samples, is_disturbed = undisturbed(lambda: None, EFFORT, target, Share((0, 1)))
+    wall_s = EFFORT.min_runs * 0.01
+    for delays, tries in (((0.19 * wall_s,), 1), ((0.3 * wall_s, 0.0), 2), ((wall_s, wall_s, 0.1 * wall_s), 3)):
+        machine = Machine(10 * MS, [0])
+        on(machine, monkeypatch, delays)
+        _, is_disturbed = undisturbed(machine.work, EFFORT, target, Share((0, 1)))
+        assert (machine.runs, is_disturbed) == (tries * EFFORT.min_runs, False)
+
+
+def test_where_others_never_leave_the_quietest_try_is_kept_and_marked(
+    target: CoreTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = (50, 20, 5, 30)
+    machine = Machine(10 * MS, [each * MS for each in takes for _ in range(EFFORT.min_runs)])
+    on(machine, monkeypatch)
+    runs, is_disturbed = undisturbed(machine.work, EFFORT, target, Share((0,)))
+    assert machine.runs == (1 + EFFORT.repeats) * EFFORT.min_runs == len(takes) * EFFORT.min_runs
     assert is_disturbed
-    assert samples == min(tries, key=statistics.median)
-    assert not left
+    assert runs.preempted_ns == min(takes) * MS * EFFORT.min_runs
 
 
-def test_one_core_is_measured_once_however_busy_it_is(target: CoreTarget) -> None:
-    Others.shares = (0.9,)
-    assert undisturbed(lambda: None, EFFORT, target, Share((0,)))[1] is False
-    assert Others.tries == 1
+def test_a_quick_measurement_has_one_more_try(target: CoreTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(500 * MS, [500 * MS])
+    on(machine, monkeypatch)
+    assert undisturbed(machine.work, QUICK, target, Share((0,)))[1]
+    assert machine.runs == 2 * (QUICK.warm_up + QUICK.min_runs)
 
 
 def test_a_profile_says_which_points_are_disturbed() -> None:
@@ -124,3 +142,19 @@ def test_a_profile_says_which_points_are_disturbed() -> None:
     assert words.startswith("1 of 2 points were measured while other processes kept the cores busy")
     assert "'cotenant profile models --fresh'" in words
     assert disturbed_words(replace(model, points=(point,)), Path("models")) == ""
+
+
+@pytest.mark.parametrize(
+    ("runs", "highest"), [(0, 0), (1, 0), (2, 50), (3, 66), (10, 90), (19, 94), (20, 95), (30, 96), (99, 98), (100, 99)]
+)
+def test_no_quantile_is_given_above_what_the_runs_support(runs: int, highest: int) -> None:
+    assert highest_quantile(runs) == highest
+    samples = [MS * at for at in range(1, runs + 1)]
+    point = Point(0, 1, 1, runs, *[MS] * 4)
+    assert [point.supports(each) for each in ("p50", "p90", "p95", "p99")] == [
+        each <= highest for each in (50, 90, 95, 99)
+    ]
+    for percent in (50, 90, 95, 99) if runs else ():
+        assert (quantile_ns(samples, percent) == runs * MS) == (percent > highest)
+    expected = f"p99 of {runs} runs" if runs >= 100 else f"longest of {runs} runs" if runs else "assumed"
+    assert point.origin("p99") == expected

@@ -18,8 +18,8 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
+from cotenant.measure import busy, sweep
 from cotenant.measure import solo as measure
-from cotenant.measure import sweep
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opened_model import open_version
@@ -98,6 +98,21 @@ def test_a_sweep_covers_every_point_and_unit(root: Path, counting: Counting) -> 
     assert predictor.latency_ns(Work("encoder", 0, 2, 0, len(encoder.unit_ns)), 1) > 0
 
 
+def test_a_profile_of_an_older_version_is_read(root: Path) -> None:
+    profile, _ = sweep_all(root)
+    stored = msgspec.json.decode(profile_path(root).read_bytes())
+    for model in stored["models"].values():
+        del model["memory_bytes"]
+        for point in model["points"]:
+            assert point.pop("cpu_ns") > 0
+    profile_path(root).write_bytes(msgspec.json.encode(stored))
+    older = load_profile(profile_path(root))
+    assert {point.cpu_ns for model in older.models.values() for point in model.points} == {0}
+    assert {model.memory_bytes for model in older.models.values()} == {0}
+    assert older.tables("p99") == profile.tables("p99")
+    assert all(row["cpu_ms"] is row["p99_ms"] is None and row["upper_ms"] > 0 for row in older.rows())
+
+
 def test_a_known_profile_is_not_measured_again_unless_asked(root: Path, counting: Counting) -> None:
     first, _ = sweep_all(root)
     counting.points = 0
@@ -151,6 +166,23 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(root: Path, counting: Cou
     assert counting.points == sum(POINTS.values())  # each point once, whatever was interrupted
     assert 0 < interrupted < counting.points
     assert {name: len(model.points) for name, model in profile.models.items()} == POINTS
+
+
+def test_disturbed_points_stay_marked_when_a_sweep_goes_on(
+    root: Path, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy, "MOST_OTHERS", -1.0)  # whatever others do is too much
+
+    def stop(done: int, total: int, text: str) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+    profile, _ = sweep_all(root)
+    assert counting.points == sum(POINTS.values()) * (1 + TINY.repeats)
+    points = [point for model in profile.models.values() for point in model.points]
+    assert all(point.is_disturbed and point.cpu_ns > 0 for point in points)
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,14 @@ def test_another_processor_and_other_libraries_measure_anew(
 
 def test_disturbed_profiles_and_damaged_files_are_not_kept(profile: ModelProfile, tmp_path: Path) -> None:
     path = quick_profiles_path(tmp_path)
-    points = tuple(replace(point, is_disturbed=True) for point in profile.points)
+    points = tuple(replace(point, cores=2, is_disturbed=True) for point in profile.points)
     busy = QuickProfiles(path)
     busy.add(replace(profile, points=points))
     assert len(busy.known) == 1
     assert not path.exists()
-    path.parent.mkdir()
+    on_one_core = replace(profile, points=tuple(replace(point, is_disturbed=True) for point in profile.points))
+    busy.add(on_one_core)  # its latencies leave out what others took
+    assert QuickProfiles(path).known == (on_one_core,)
     path.write_text("{", encoding="utf-8")
     assert QuickProfiles(path).known == ()
 

@@ -140,7 +140,7 @@ def _slo(report: LoadReport) -> tuple[int, str]:
     least_ms = _FACTOR * slowest.p95_ns / 1e6
     slo_ms = next_slo_ms(least_ms)
     unit = "core" if report.facts.device == "cpu" else "SM"
-    measured = f"p95 of {slowest.runs} runs with {rows} row{'s' * (rows > 1)} on {slowest.cores} {unit}(s): "
+    measured = f"{slowest.origin('p95')} with {rows} row{'s' * (rows > 1)} on {slowest.cores} {unit}(s): "
     text = f"{measured}{slowest.p95_ns / 1e6:.3g} ms. Three times that, rounded up to 1, 2 or 5 times a power of ten"
     return slo_ms, f"{text}{f', but at least {_LEAST_SLO_MS} ms.' if least_ms < _LEAST_SLO_MS else '.'}"
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from cotenant.measure.verdict import ModelVerdict
     from cotenant.profiles.profile_file import Profile
 
-_CAPTION = "p99 alone: one query without others, by the stored profile. '!': longer than the SLO."
+_CAPTION = (
+    "p99 alone: one query without others, by the stored profile; '(30 runs)': the longest of 30 runs, too few for a "
+    "p99; '!': longer than the SLO. CPU: processor time of that query."
+)
 
 
 def models(
@@ -52,10 +55,10 @@ def models(
         print_json({"models": rows, "rates_error": fault or ""})
     else:
         owned = any(row["tenant"] not in ("", row["model"]) for row in rows)
-        heads = "SLO", "p99 alone", "units", "profile", "verdict"
+        heads = "SLO", "p99 alone", "CPU", "units", "profile", "verdict"
         table = FittedTable("model", "version", *["tenant"] * owned, *heads)
         for row in rows:
-            cells = _ms(row["slo_ms"]), _alone(row), str(row["units"] or ""), *_state(row)
+            cells = _ms(row["slo_ms"]), _alone(row), _ms(row.get("cpu_ms")), str(row["units"] or ""), *_state(row)
             table.add_row(row["model"], row["version"], *[row["tenant"]] * owned, *cells)
         table.caption = _CAPTION
         console = make_console()
@@ -78,8 +81,8 @@ def _ms(value: float | None) -> str:
 
 def _alone(row: Mapping[str, Any]) -> str:
     """The cell of the time of one query, marked where it exceeds the SLO."""
-    p99_ms = row.get("p99_ms")
-    return f"{_ms(p99_ms)}{' !' if p99_ms and p99_ms > row['slo_ms'] else ''}"
+    upper_ms, runs = row.get("upper_ms"), "" if row.get("p99_ms") else f" ({row.get('runs')} runs)"
+    return f"{_ms(upper_ms)}{runs}{' !' if upper_ms > (row['slo_ms'] or upper_ms) else ''}" if upper_ms else ""
 
 
 def _state(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -118,13 +121,16 @@ def _row(verdict: ModelVerdict, profile: Profile | None) -> dict[str, Any]:
         and not any("tenant.slo_ms" in each for each in verdict.problems)
     )
     is_stale = any("its profile is stale" in each for each in verdict.problems)
-    worst_ns = max((point.p99_ns for point in fastest(known).values()), default=None) if known else None
+    worst = max(fastest(known).values(), key=lambda point: point.p99_ns, default=None) if known else None
     return {
         "model": verdict.model,
         "version": verdict.version,
         "tenant": found.tenant if found is not None else "",
         "slo_ms": found.config.tenant.slo_ms if found is not None and has_slo else None,
-        "p99_ms": worst_ns / NS_PER_MS if worst_ns else None,
+        "p99_ms": worst.p99_ns / NS_PER_MS if worst and worst.supports("p99") else None,
+        "upper_ms": worst.p99_ns / NS_PER_MS if worst else None,
+        "runs": worst.runs if worst else None,
+        "cpu_ms": worst.cpu_ns / NS_PER_MS or None if worst else None,
         "units": report.facts.unit_count if report is not None else None,
         "max_batch": report.facts.found.config.model.max_batch if report is not None else None,
         "merging": report.facts.merging.summary if report is not None else "",

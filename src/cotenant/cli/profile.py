@@ -178,6 +178,7 @@ def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
     """Table of latencies: a line for each model and shape, a column for each batch and number of cores.
 
     `targets` are SLOs in milliseconds by tenant; an SLO that one query exceeds at its fastest is marked.
+    Disturbed points are marked, and a slowest run in place of a p99 has its number of runs.
     """
     from cotenant.measure.verdict import fastest
     from cotenant.report.fitted_table import FittedTable
@@ -185,20 +186,32 @@ def profile_table(result: Any, targets: Mapping[str, float]) -> Any:
     columns = sorted({(point.items, point.cores) for model in result.models.values() for point in model.points})
     has_shapes = any(point.shape for model in result.models.values() for point in model.points)
     heads = [f"{items}x{cores}" for items, cores in columns]
-    table = FittedTable("model", *["shape"] * has_shapes, "SLO", "p99 alone", *heads, "segments", "cut/whole")
+    table = FittedTable(
+        "model", *["shape"] * has_shapes, "SLO", "p99 alone", "CPU", *heads, "segments", "cut/whole", "MiB"
+    )
     table.title = f"Median latency in ms at BATCHxCORES on {result.device.processor}"
     for name, model in result.models.items():
         best, slo_ms = fastest(model), targets.get(name)
         for shape in sorted({point.shape for point in model.points}):
-            found = {(p.items, p.cores): p.p50_ns for p in model.points if p.shape == shape}
-            cells = [f"{found[key] / 1e6:.2f}" if key in found else "" for key in columns]
-            alone_ms = best[shape].p99_ns / 1e6 if shape in best else 0.0
-            mark = " !" if slo_ms and alone_ms > slo_ms else ""
-            alone = f"{alone_ms:.2f}{mark}" if alone_ms else ""
+            found = {(p.items, p.cores): p for p in model.points if p.shape == shape}
+            cells = [f"{found[key].p50_ns / 1e6:.2f}{_mark(found[key])}" if key in found else "" for key in columns]
             slo, shapes = f"{slo_ms:g}" if slo_ms else "", [str(shape)] * has_shapes
-            table.add_row(name, *shapes, slo, alone, *cells, str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}")
+            memory = f"{model.memory_bytes / 2**20:.0f}" if model.memory_bytes else ""
+            alone, cpu, ends = "", "", (str(len(model.cuts) - 1), f"{model.segment_ratio:.2f}", memory)
+            if point := best.get(shape):
+                alone_ms, runs = point.p99_ns / 1e6, "" if point.supports("p99") else f" ({point.runs} runs)"
+                alone = f"{alone_ms:.2f}{runs}{_mark(point)}{' !' if slo_ms and alone_ms > slo_ms else ''}"
+                cpu = f"{point.cpu_ns / 1e6:.2f}" if point.cpu_ns else ""
+            table.add_row(name, *shapes, slo, alone, cpu, *cells, *ends)
     table.caption = (
-        "4x2: a batch of 4 rows on 2 cores. p99 alone: one query at its fastest; '!': longer than the SLO (ms). "
-        "cut/whole: time of a run in segments over that of a run without cuts."
+        "4x2: a batch of 4 rows on 2 cores. p99 alone: one query at its fastest; '(30 runs)': the longest of 30 runs, "
+        "too few for a p99; '!': longer than the SLO (ms). CPU: processor time of that query. '~': measured while "
+        "other processes kept the cores busy. cut/whole: time of a run in segments over that of a run without cuts. "
+        "MiB: peak memory of its worker."
     )
     return table
+
+
+def _mark(point: Any) -> str:
+    """The mark of a disturbed point."""
+    return " ~" if point.is_disturbed else ""

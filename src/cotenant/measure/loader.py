@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import UNSET, structs
 
+from cotenant import linux
 from cotenant.config import NS_PER_MS
 from cotenant.errors import CotenantError
 from cotenant.execute.batches import row_buckets
@@ -59,6 +60,8 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
     root, found = Path(spec.root), spec.found
     for digest, merging in spec.verdicts.items():
         remember_verdict(digest, merging)
+    linux.return_memory()  # of earlier loads
+    knows_peak = spec.device is None and linux.reset_peak()
     executor = None if spec.device is None else open_executor(spec.device, spec.shares)
     with nullcontext() if executor is None else closing(executor):
         target = CORES if executor is None else executor.target
@@ -80,6 +83,8 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 known = find_profile(root, opened, spec.shares, spec.known)
                 is_measured = known is None
                 profile = known or measured_quickly(root, opened, spec.shares, target, step)
+                if is_measured and knows_peak:
+                    profile = replace(profile, memory_bytes=linux.peak_bytes())
             except ModelError as error:
                 warning = f"it cannot be run on sample values: {' '.join(error.reason.split())}"
                 facts, is_measured = untried(facts_of(opened), warning), False

@@ -39,13 +39,13 @@ class QuickProfiles:
         return tuple(self._known.values())
 
     def add(self, profile: ModelProfile) -> None:
-        """Keep a profile. One that was measured beside busy processes is kept in memory alone."""
+        """Keep a profile. One with a disturbed latency is kept in memory alone."""
         with self._lock:
             had = self._known.pop(profile.digest, None)
             self._known[profile.digest] = profile
             if len(self._known) > _MOST:
                 del self._known[next(iter(self._known))]
-            if had != profile and self._path is not None and not any(each.is_disturbed for each in profile.points):
+            if had != profile and self._path is not None and _is_calm(profile):
                 self._write(self._path)
 
     def _read(self, path: Path) -> None:
@@ -63,8 +63,13 @@ class QuickProfiles:
                 remember_verdict(each.digest, each.merging)
 
     def _write(self, path: Path) -> None:
-        calm = {digest: each for digest, each in self._known.items() if not any(at.is_disturbed for at in each.points)}
+        calm = {digest: each for digest, each in self._known.items() if _is_calm(each)}
         try:
             save_profile(path, Profile(this_device(), *stamp(), calm))
         except (OSError, CotenantError) as error:
             _log.warning("quick profiles are not kept for the next start: %s", error)
+
+
+def _is_calm(profile: ModelProfile) -> bool:
+    """Whether no latency is disturbed. Latencies on one core have no time of other processes (`solo.in_turns`)."""
+    return not any(point.is_disturbed and point.cores > 1 for point in profile.points)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -25,15 +25,13 @@ from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.profiles.merging import Merging
-from cotenant.profiles.profile_file import ModelProfile, Point
+from cotenant.profiles.profile_file import ModelProfile, Point, highest_quantile
 from cotenant.profiles.version_table import VersionTable
 from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]
 """Called after each step with the name of the measurement."""
 CORES = CoreTarget()
-REPEATS = 2
-"""Further measurements of a point that other processes have disturbed."""
 STEAL_FACTOR, STEAL_NS = 1.05, 20_000
 """Wall time over processor time, and beyond it in ns, from which on others have taken the core from a thread."""
 LEAST_FLOORS = 3
@@ -42,16 +40,32 @@ LEAST_FLOORS = 3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Duration of a measurement: at least `min_runs` runs, then until `budget_s` is spent or `max_runs` are done."""
+    """Duration of a measurement: at least `min_runs` runs, then until `budget_s` is spent or `max_runs` are done.
+
+    A disturbed measurement is repeated up to `repeats` times.
+    """
 
     budget_s: float = 0.5
     min_runs: int = 7
     max_runs: int = 200
     warm_up: int = 2
+    repeats: int = 3
 
 
-QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
+QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1, repeats=1)
 """For models that are served without a profile."""
+
+
+@dataclass(slots=True)
+class Runs:
+    """Runs of one work, in ns: latency and processor time of each.
+
+    `preempted_ns`: wall time that other processes took from single-threaded runs, in all; no latency has it.
+    """
+
+    latency_ns: list[int] = field(default_factory=list)
+    cpu_ns: list[int] = field(default_factory=list)
+    preempted_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +121,10 @@ def measure_model(
         def measure(index: int, share: Share, items: int) -> dict[str, object]:
             inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1, sweep.samples)
             whole = [(0, model.unit_count)]
-            samples, is_disturbed = undisturbed(lambda: run()(share, inputs, whole), sweep.effort, target, share)
-            p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
-            return asdict(Point(index, items, share.size, len(samples), p50, p90, p95, p99, is_disturbed))
+            runs, is_disturbed = undisturbed(partial(run(), share, inputs, whole), sweep.effort, target, share)
+            p50, p90, p95, p99 = (quantile_ns(runs.latency_ns, percent) for percent in (50, 90, 95, 99))
+            count, cpu_ns = len(runs.cpu_ns), quantile_ns(runs.cpu_ns, 50)
+            return asdict(Point(index, items, share.size, count, p50, p90, p95, p99, is_disturbed, cpu_ns))
 
         for index in range(len(sweep.shapes)):
             for share in sweep.shares:
@@ -144,43 +159,52 @@ def _segment_ratio(
     with target.at(share):
         works = [partial(run(), share, inputs, way) for way in ways]
         together, cut = in_turns(works, effort, is_inline=target.runs_inline(share))
-    return max(1.0, float(np.median(cut) / np.median(together)))
+    return max(1.0, float(np.median(cut.latency_ns) / np.median(together.latency_ns)))
 
 
-def undisturbed(
-    work: Callable[[], object], effort: Effort, target: TargetDevice, share: Share
-) -> tuple[list[int], bool]:
-    """Latencies in ns with as little influence of other processes as possible, and whether they are still disturbed.
+def quantile_ns(samples_ns: Sequence[int], percent: int) -> int:
+    """A percentile of runs in ns, at least 1; the longest run where they are too few (`highest_quantile`)."""
+    is_given = percent <= highest_quantile(len(samples_ns))
+    return max(1, round(np.percentile(samples_ns, percent)) if is_given else max(samples_ns))
 
-    For work on the calling thread alone, processor time replaces wall time if another process took the core. Work on
-    several cores is measured up to REPEATS times more, until other processes take little of their time.
+
+def undisturbed(work: Callable[[], object], effort: Effort, target: TargetDevice, share: Share) -> tuple[Runs, bool]:
+    """Runs with as little influence of other processes as possible, and whether they are still disturbed.
+
+    Disturbed runs (`busy.taken_share`) are measured up to `effort.repeats` times more; the least disturbed are kept.
+    For work on the calling thread alone, processor time replaces wall time if another process took the core.
     """
     is_inline = target.runs_inline(share)
-    best = list[int]()
-    for _ in range(1 if is_inline else 1 + REPEATS):
+    tries: list[tuple[OthersTime, Runs]] = []
+    while len(tries) <= effort.repeats and all(others.is_disturbed for others, _ in tries):
         with OthersTime(share.cores if target.device == CPU else ()) as others, target.at(share):
-            samples = in_turns((work,), effort, is_inline=is_inline)[0]
-        if not best or np.median(samples) < np.median(best):
-            best = samples
-        if is_inline or not others.is_disturbed:
-            return samples, False
-    return best, True
+            [runs] = in_turns((work,), effort, is_inline=is_inline)
+        others.preempted_s = runs.preempted_ns / 1e9
+        tries.append((others, runs))
+    others, runs = min(tries, key=lambda each: each[0].share)
+    return runs, others.is_disturbed
 
 
-def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline: bool = False) -> list[list[int]]:
-    """Latencies in ns, run alternately. With `is_inline`, time that other processes took from the core is left out."""
+def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline: bool = False) -> list[Runs]:
+    """Runs of works, run alternately. With `is_inline`, no latency has time that other processes took from the core.
+
+    The processor time is that of the calling thread with `is_inline`, else of all threads of this process.
+    """
     for _ in range(effort.warm_up):
         for work in works:
             work()
-    samples: list[list[int]] = [[] for _ in works]
+    made = [Runs() for _ in works]
+    clock_ns = time.thread_time_ns if is_inline else time.process_time_ns
     began = time.perf_counter()
-    while len(samples[0]) < effort.min_runs or (
-        time.perf_counter() - began < effort.budget_s and len(samples[0]) < effort.max_runs
+    while len(made[0].cpu_ns) < effort.min_runs or (
+        time.perf_counter() - began < effort.budget_s and len(made[0].cpu_ns) < effort.max_runs
     ):
-        for work, values in zip(works, samples, strict=True):
-            waited, began_ns, start_ns = thread_waits(), time.thread_time_ns(), time.perf_counter_ns()
+        for work, runs in zip(works, made, strict=True):
+            waited, began_ns, start_ns = thread_waits(), clock_ns(), time.perf_counter_ns()
             work()  # no other statement between the two readings of the wall clock
-            wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
+            wall_ns, own_ns = time.perf_counter_ns() - start_ns, clock_ns() - began_ns
             has_steal_time = is_inline and wall_ns > STEAL_FACTOR * own_ns + STEAL_NS and thread_waits() == waited
-            values.append(own_ns if has_steal_time else wall_ns)
-    return samples
+            runs.latency_ns.append(own_ns if has_steal_time else wall_ns)
+            runs.cpu_ns.append(own_ns)
+            runs.preempted_ns += wall_ns - own_ns if has_steal_time else 0
+    return made

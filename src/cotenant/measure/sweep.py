@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opened_model import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.verdict import ModelVerdict, problems_of
+from cotenant.measure.worker_memory import worker_peak_bytes
 from cotenant.policies.registry import make_policy
 from cotenant.profiles.device import this_device
 from cotenant.profiles.profile_file import ModelProfile, Profile, load_profile, save_profile
@@ -99,7 +101,10 @@ def _profile(
 
     for name, each in todo.items():
         with closing(each.runner), leaving_out(campaign.errors, each.found.model):
-            measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, target)
+            wanted = each.sweep(lanes, effort)
+            measured = measure_model(each.runner, wanted, campaign.journal, progress, target)
+            key, peak = f"{each.digest}/memory", partial(worker_peak_bytes, each, wanted, measured.cuts)
+            measured = replace(measured, memory_bytes=campaign.journal.remember(key, peak))
             profiles[name] = replace(_with_others(measured, profiles.get(name)), **facts_of(each))
             save()
     profile = save()
@@ -120,8 +125,9 @@ def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:
 
 
 def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:
-    """The profile with the earlier points at other partition sizes."""
+    """The profile with the earlier points at other partition sizes, and the larger of both peaks of memory."""
     sizes = {point.cores for point in measured.points}
     others = [point for point in before.points if point.cores not in sizes] if before else []
     points = sorted((*measured.points, *others), key=lambda point: (point.shape, point.cores, point.items))
-    return replace(measured, points=tuple(points))
+    peak = max(measured.memory_bytes, before.memory_bytes if before else 0)
+    return replace(measured, points=tuple(points), memory_bytes=peak)

@@ -51,7 +51,7 @@ def judge_repository(
 ) -> list[ModelVerdict]:
     """The verdicts on `models`, by name and version. Each is opened, checked and run once in a child process.
 
-    Beside the stored `profile`, a version that changed since it was measured has a problem, unless `stale`, and an SLO
+    Beside the stored `profile`, a version that changed since it was measured has a problem, unless `stale`. An SLO
     below the time of one query is a warning.
     """
     device = settings.device if settings.device.kind != "cpu" else None
@@ -138,7 +138,10 @@ def _beside_profile(verdict: ModelVerdict, profile: Profile, changed: Mapping[st
 
 
 def slow_words(profile: ModelProfile, slo_ms: float) -> str:
-    """A warning where one query at its fastest takes longer than the SLO by the measured p99; "" elsewhere."""
+    """A warning where one query at its fastest takes longer than the SLO; "" elsewhere.
+
+    A query takes the measured p99, or the longest run where the runs are too few for a p99.
+    """
     slow = [point for point in fastest(profile).values() if point.p99_ns > slo_ms * NS_PER_MS]
     if not slow:
         return ""
@@ -146,13 +149,14 @@ def slow_words(profile: ModelProfile, slo_ms: float) -> str:
     shape = f" of shape {worst.shape}" if any(point.shape for point in profile.points) else ""
     least_ms = worst.p99_ns / NS_PER_MS
     return (
-        f"its SLO of {slo_ms:g} ms is below the time of one query{shape} by its profile, {least_ms:.3g} ms (p99): "
+        f"its SLO of {slo_ms:g} ms is below the time of one query{shape} by its profile, {least_ms:.3g} ms "
+        f"({worst.origin('p99')}): "
         f"set slo_ms to more than {least_ms:.3g} below [tenant]"
     )
 
 
 def fastest(profile: ModelProfile) -> dict[int, Point]:
-    """The point of one row with the least p99, by shape."""
+    """The point of one row with the least p99 (or longest run), by shape."""
     best: dict[int, Point] = {}
     for point in profile.points:
         if point.items == 1 and (point.shape not in best or point.p99_ns < best[point.shape].p99_ns):

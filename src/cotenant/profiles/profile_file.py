@@ -23,6 +23,11 @@ FORMAT = "cotenant-profile/1"
 QUANTILES = ("p50", "p90", "p95", "p99")
 
 
+def highest_quantile(runs: int) -> int:
+    """The highest percentile that so many runs support: at least one of them lies above. 30 runs: 96; 100 runs: 99."""
+    return 100 * (runs - 1) // runs if runs > 0 else 0
+
+
 class ProfileError(CotenantError):
     """A profile cannot be used. The message names the file and the expected content."""
 
@@ -31,7 +36,9 @@ class ProfileError(CotenantError):
 class Point:
     """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs.
 
-    `runs` is 0 for an assumed latency. `is_disturbed`: other processes kept the cores busy.
+    A quantile above `highest_quantile(runs)` is the longest run instead. `runs` is 0 for an assumed latency.
+    `is_disturbed`: other processes kept the cores busy at every try. `cpu_ns`: median processor time of a run, all
+    threads; 0 in older profiles.
     """
 
     shape: int
@@ -43,6 +50,17 @@ class Point:
     p95_ns: int
     p99_ns: int
     is_disturbed: bool = False
+    cpu_ns: int = 0
+
+    def supports(self, quantile: str) -> bool:
+        """Whether the runs are enough for one of QUANTILES."""
+        return int(quantile[1:]) <= highest_quantile(self.runs)
+
+    def origin(self, quantile: str) -> str:
+        """What the value at one of QUANTILES is, for example "p99 of 120 runs" or "longest of 30 runs"."""
+        if not self.runs:
+            return "assumed"
+        return f"{quantile if self.supports(quantile) else 'longest'} of {self.runs} runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,7 @@ class ModelProfile:
     runs. With `padded` a batch runs with the rows of the next larger measured batch, as captured models do. `versions`:
     see `LatencyTable`. `splits`: see `Tenant`. `merging`: whether queries may be merged. `row_bytes`: bytes of the
     input and output tensors of one row, by declared shape. `content`, `merging` and `row_bytes` are unset in older
-    profiles.
+    profiles. `memory_bytes` is the measured peak of the worker's resident memory; 0 if unknown.
     """
 
     digest: str
@@ -77,13 +95,14 @@ class ModelProfile:
     merging: Merging | UnsetType = UNSET
     content: ModelContent | UnsetType = UNSET
     row_bytes: tuple[tuple[int, int], ...] | UnsetType = UNSET
+    memory_bytes: int = 0
 
     def merged_rows(self, max_batch: int) -> int:
         """Most rows of a batch, of the `max_batch` of the configuration."""
         return max_batch if self.merging is UNSET or self.merging.is_allowed else 1
 
     def table(self, quantile: str) -> LatencyTable:
-        """The latencies at one of QUANTILES, for a predictor."""
+        """The latencies at one of QUANTILES, for a predictor; the longest run where a point has too few runs."""
         sizes = sorted({point.items for point in self.points})
         before = dict(zip(sizes, (0, *sizes), strict=False)) if self.padded else {}
         rows = tuple(
@@ -100,8 +119,8 @@ def disturbed_words(model: ModelProfile, root: Path) -> str:
     if not count:
         return ""
     return (
-        f"{count} of {len(model.points)} points were measured while other processes kept the cores busy; run "
-        f"'cotenant profile {root} --fresh' on an idle machine"
+        f"{count} of {len(model.points)} points were measured while other processes kept the cores busy, at every try; "
+        f"run 'cotenant profile {root} --fresh' on an idle machine"
     )
 
 
@@ -129,12 +148,20 @@ class Profile(Tabular):
 
     @override
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each measured point: the model, the fields of Point, and the quantiles in milliseconds."""
+        """A row for each measured point: the model, the fields of Point, and times in milliseconds.
+
+        A quantile is None where the runs are too few for it. `upper_ms` is the p99, or the longest run.
+        """
         return [
             {
                 "model": name,
                 **{each: getattr(point, each) for each in ("shape", "items", "cores", "runs")},
-                **{f"{each}_ms": getattr(point, f"{each}_ns") / 1e6 for each in QUANTILES},
+                **{
+                    f"{each}_ms": getattr(point, f"{each}_ns") / 1e6 if point.supports(each) else None
+                    for each in QUANTILES
+                },
+                "upper_ms": point.p99_ns / 1e6,
+                "cpu_ms": point.cpu_ns / 1e6 or None,
                 "is_disturbed": point.is_disturbed,
             }
             for name, model in self.models.items()

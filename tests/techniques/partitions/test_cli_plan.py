@@ -20,8 +20,9 @@ from commands import Run
 from cotenant.errors import PlanError
 from cotenant.plan_file import sections_text
 from cotenant.profiles.device import this_device
-from cotenant.profiles.profile_file import ModelProfile, Point, Profile
+from cotenant.profiles.profile_file import ModelProfile, Point, Profile, load_profile, save_profile
 from cotenant.report.pictures import PALETTE, keys_of, short
+from cotenant.repository import profile_path
 from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, violations
@@ -448,6 +449,12 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
     assert status == 0
     (slot,) = answer["devices"][0]["partitions"][0]["slots"]
     assert slot["slack_ns"] - slot["tail_slack_ns"] == round(slot["execution_ns"] * 0.2)
+    assert any("memory: estimated" in note for note in read_profile_costs(root).notes)
+    stored = load_profile(profile_path(root))
+    weighed = {name: replace(each, memory_bytes=77 << 20) for name, each in stored.models.items()}
+    save_profile(profile_path(root), replace(stored, models=weighed))
+    assert costs_of_repository(root, request.devices).costs.memory_bytes("one") == 77 << 20
+    assert any("memory: measured peaks of workers" in note for note in read_profile_costs(root).notes)
     write_model(root, "one", "[tenant]\nslo_ms = 50\nmemory_limit_mib = 300\n", {})
     assert costs_of_repository(root, request.devices).costs.memory_bytes("one") == 300 << 20
 

@@ -50,7 +50,7 @@ class CoRun:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Latency quantiles of `runs` launches."""
+    """Latency quantiles of `runs` launches; `p95_ns` is the longest where they are too few (`highest_quantile`)."""
 
     p50_ns: int
     p95_ns: int

@@ -22,6 +22,7 @@ from cotenant.execute.layout import cores_alone, device_cores
 from cotenant.measure.antagonist import ARRAY_BYTES
 from cotenant.measure.campaign import Campaign, Journal, OnStep, leaving_out, stamp
 from cotenant.measure.opened_model import OpenedModel, open_profiled
+from cotenant.measure.solo import quantile_ns
 from cotenant.profiles.device import this_device
 from cotenant.profiles.profile_file import Profile
 from cotenant.repository import coruns_path
@@ -342,8 +343,7 @@ class _Bench:
 
 
 def _timed(samples: Sequence[int]) -> Timed:
-    p50, p95 = np.percentile(samples, (50, 95))
-    return Timed(max(1, round(p50)), max(1, round(p95)), len(samples))
+    return Timed(quantile_ns(samples, 50), quantile_ns(samples, 95), len(samples))
 
 
 def _row(cells: Mapping[str, Any]) -> CoRunRow:

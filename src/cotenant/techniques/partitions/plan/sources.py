@@ -1,6 +1,6 @@
 """Costs of planning, from a profiled repository or from a profile file of another device.
 
-'cotenant profile' measures the latencies of a repository. Memory is estimated: see `repository_memory_bytes`.
+'cotenant profile' measures the latencies of a repository. Memory: see `repository_memory_bytes`.
 """
 
 from __future__ import annotations
@@ -214,14 +214,16 @@ def basis_of(
     return CostBasis(used, costs, tail, digest, tuple(notes), servers)
 
 
-def repository_memory_bytes(version: ModelVersion) -> int:
-    """Memory of a model of a repository in bytes: its configured limit, else an estimate from its files.
+def repository_memory_bytes(version: ModelVersion, measured_bytes: int = 0) -> int:
+    """Memory of a model of a repository in bytes: its configured limit, else the measured peak of its worker.
 
-    The estimate is `WORKER_BYTES + COPIES * size of the version's files`.
+    Without both it is estimated as `WORKER_BYTES + COPIES * size of the version's files`.
     """
     limit = version.config.tenant.memory_limit_mib
     if limit is not None:
         return round(limit * _MIB)
+    if measured_bytes:
+        return measured_bytes
     files = sum(path.stat().st_size for path in sorted(version.path.parent.rglob("*")) if path.is_file())
     return WORKER_BYTES + COPIES * files
 
@@ -253,11 +255,13 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
                 if name in profile.models and name != found.tenant:
                     continue
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
-                memory[name] = repository_memory_bytes(found)
+                memory[name] = repository_memory_bytes(found, profile.models[found.tenant].memory_bytes)
                 owners[name] = found.tenant
                 stale |= {name: changed[found.tenant]} if found.tenant in changed else {}
                 known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
-        notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
+        has_all = all(each.memory_bytes for each in profile.models.values())
+        basis = "measured peaks of workers" if has_all else "estimated from the size of the model files"
+        notes.append(f"memory: {basis} (docs/planning.md), or the tenant's limit")
         from cotenant.repository import coruns_path
         from cotenant.techniques.partitions.measure.corun_interference import corun_interference
 

@@ -58,7 +58,7 @@ def measure_beside(
     def on_gpu() -> list[int]:
         spec = LoadSpec((share,), (0, count), (shape,), max_batch, rows=(1,))
         with target.ready(model, spec) as run:
-            return in_turns((partial(run, share, inputs, whole),), effort)[0]
+            return in_turns((partial(run, share, inputs, whole),), effort)[0].latency_ns
 
     def on_core() -> list[list[int]]:
         with CoreTarget().at(core):

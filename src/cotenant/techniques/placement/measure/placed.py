@@ -110,7 +110,8 @@ def placed_ratio(path: Path, model: Placeable, share: Share, trial: VersionTrial
         for shape in trial.shapes:
             for items in sorted(set(batches)):
                 inputs = trial.inputs(shape, items)
-                times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], _EFFORT)]
+                found = in_turns([partial(run, inputs) for run in runs], _EFFORT)
+                times = [np.percentile(each.latency_ns, 25) for each in found]
                 ratios.append(float(times[0] / times[1]))
     if others.is_disturbed:
         _log.warning(
