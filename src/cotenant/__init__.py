@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cotenant.api.profiling import profile
     from cotenant.api.repository import ModelRepository as Repository
     from cotenant.api.simulation import simulate
+    from cotenant.api.sweeping import sweep
     from cotenant.core.events import LaunchEnded, QueryArrived
     from cotenant.core.snapshot import Policy
     from cotenant.errors import CotenantError
@@ -36,6 +37,7 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "sweep",
 ]
 
 _PLACES = {
@@ -53,6 +55,7 @@ _PLACES = {
     "plan": "api.planning:plan",
     "profile": "api.profiling:profile",
     "simulate": "api.simulation:simulate",
+    "sweep": "api.sweeping:sweep",
 }
 """Module and attribute of each name of the API."""
 

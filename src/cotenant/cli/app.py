@@ -21,6 +21,7 @@ from cotenant.cli import (
     replay,
     serve,
     simulate,
+    sweep,
 )
 from cotenant.cli.campaigns import with_campaigns
 
@@ -61,6 +62,7 @@ OWN = {
     "infer": infer.infer,
     "load": load.load,
     "simulate": simulate.simulate,
+    "sweep": sweep.sweep,
     "explain": explain.explain,
     "bound": bound.bound,
     "replay": replay.replay,
@@ -79,6 +81,7 @@ ORDER = (
         "explain",
         "plan",
         "simulate",
+        "sweep",
     ),
     *("bound", "replay", "compile", "place", "co-schedule"),
 )

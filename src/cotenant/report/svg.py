@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from cotenant.report.style import style_sheet
+
 Point = tuple[float, float]
 Format = Callable[[float], str]
 
@@ -153,12 +155,23 @@ class Chart:
         near_top = at < self.y.end + 16
         self._text(self.x.end - 4, at + (14 if near_top else -5), text, "note halo end")
 
+    def label(self, x: float, y: float, text: str, css: str) -> None:
+        """A text at a place in pixels."""
+        self._text(x, y, text, css)
+
     def _text(self, x: float, y: float, text: str, css: str) -> None:
         self._parts.append(f'<text class="{css}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>')
 
     def svg(self) -> str:
         """The chart as an `<svg>` element."""
         return svg_element(self._width, self._height, self._title, self._parts)
+
+    def file(self) -> str:
+        """The chart as the text of a self-contained SVG file."""
+        paper = f'<rect width="{self._width}" height="{self._height}" style="fill: var(--paper)"/>'
+        style = f"<style>{escape(style_sheet(), quote=False)}</style>"
+        made = svg_element(self._width, self._height, self._title, [style, paper, *self._parts])
+        return made.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
 SHAPES = {
