@@ -13,6 +13,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -32,8 +33,10 @@ _CALLS = {
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
 _LC_CTYPE_MASK = 1
-_UTIME, _START_TIME = 11, 19
-"""Fields of /proc/PID/stat behind the name of the process: processor time in user mode, and time of the start."""
+_START_TIME = 19
+"""Field of /proc/PID/stat behind the name of the process: time of the start."""
+_PROCESS_CLOCK = 2
+"""Clock of the kernel: processor time of a process, its threads together."""
 _IDLE = (3, 4)
 """Columns of a core's times in /proc/stat that count as idle. Columns from _TIMES on are part of the user's time."""
 _TIMES = 8
@@ -354,8 +357,24 @@ def private_bytes() -> int:
 
 def cpu_s(pid: int) -> float:
     """Processor time that a process has used, all threads, in seconds; 0.0 once it is gone, and on other systems."""
-    fields = _stat_fields(pid)
-    return (int(fields[_UTIME]) + int(fields[_UTIME + 1])) / _ticks_per_s() if fields else 0.0
+    if not IS_LINUX:
+        return 0.0
+    try:
+        return time.clock_gettime_ns((~pid << 3) | _PROCESS_CLOCK) / 1e9
+    except (OSError, OverflowError):
+        return 0.0
+
+
+def processes_below(pid: int) -> Iterator[tuple[int, str]]:
+    """Processes that a process started, directly or not: number, and module that `python -m` runs there, else "".
+
+    None on other systems, and where the kernel lists no children.
+    """
+    for listing in sorted(Path(f"/proc/{pid}/task").glob("*/children")):
+        for child in map(int, _text(listing).split()):
+            words = _text(Path(f"/proc/{child}/cmdline")).split("\0")
+            yield child, words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+            yield from processes_below(child)
 
 
 def start_time(pid: int) -> str:

@@ -29,6 +29,7 @@ def _serve(control: ControlChannel, start: StartServing, listening: list[socket.
     except CotenantError as error:
         control.send(Unable(str(error)))
         return
+    serving.server.processor_time.root = os.getppid()
     serving.server.outlive(workers, StoredLoads(loads_folder(start.path)))
     stopped = threading.Event()
     until_s = [0.0]

@@ -36,7 +36,9 @@ class _Families(Collector):
         lost: Lost,
         merge_checks: MergeChecks,
         engine: Callable[[], EngineFigures],
+        processes: Callable[[], Mapping[str, float]],
     ) -> None:
+        self._processes = processes
         self._counters = counters
         self._merge_checks = merge_checks
         self._engine = engine
@@ -71,6 +73,14 @@ class _Families(Collector):
         yield queued
         yield from _of_engine(self._engine())
         yield from _of_workers(self._executor.workers())
+        own = CounterMetricFamily(
+            "cotenant_server_cpu_seconds",
+            "Processor time of the server's processes: engine, front_end, worker, loader.",
+            labels=["process"],
+        )
+        for kind, used_s in self._processes().items():
+            own.add_metric([kind], used_s)
+        yield own
         short = CounterMetricFamily(
             "cotenant_shortages",
             "Resources that the operating system refused to give.",
@@ -238,9 +248,10 @@ class MetricsPage:
         lost: Lost = MappingProxyType({}),
         merge_checks: MergeChecks = MappingProxyType({}),
         engine: Callable[[], EngineFigures] = EngineFigures,
+        processes: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, engine))
+        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, engine, processes))
 
     def render(self) -> bytes:
         """The page in the Prometheus text format."""

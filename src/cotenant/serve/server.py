@@ -70,6 +70,7 @@ from cotenant.serve.models.name_table import NameEntry, NameTable
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
 from cotenant.serve.models.stored_loads import StoredLoads
+from cotenant.serve.processor_time import ProcessorTime
 from cotenant.serve.services import PlanView, services_of
 from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import (
@@ -137,7 +138,8 @@ class Server(Backend):
         looks = lambda: waiting_of(self._driver), self._executor, self._plan_metrics
         self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
         more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
-        self._page = MetricsPage(self.counters.by_tenant, *looks, *more)
+        self.processor_time = ProcessorTime()
+        self._page = MetricsPage(self.counters.by_tenant, *looks, *more, self.processor_time.seconds)
         self._driver: Driver | None = None
         self.gates: Mapping[str, Gate] = {}
         """Shut gates by tenant."""
