@@ -52,7 +52,9 @@ class Serving:
         server = self.server
         if records:
             path = trace_path(server.root)
-            self._recorder = Recorder(path, server.policy, server.machine, limit_bytes=_TRACE_LIMIT_BYTES)
+            others = server.processor_time.others.read
+            limit = _TRACE_LIMIT_BYTES
+            self._recorder = Recorder(path, server.policy, server.machine, limit_bytes=limit, core_time=others)
         beside = self._recorder, self._replanner, self._cpu_latency_qos
         server.start(*[each for each in beside if each is not None])
 
