@@ -62,6 +62,7 @@ class Kernel:
         monkeypatch.setattr(
             linux, "processes_named", lambda name: list(self.generators) if name == LOAD_PROCESS else []
         )
+        monkeypatch.setattr(linux, "processes_below", lambda pid: [(9, "")])  # one that the server itself started
         monkeypatch.setattr(linux, "cpu_s", self.generators.__getitem__)
 
     def _family(self, pid: int) -> float:
@@ -72,9 +73,11 @@ class Kernel:
 def test_the_server_and_load_generators_are_no_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(monkeypatch)
     kernel.busy_s, kernel.server_s = 1000.0, 300.0
+    kernel.generators[9] = 250.0
     clock = OthersClock(lambda: 1, (0, 1))
     before = clock.read()
     kernel.now_s, kernel.busy_s, kernel.server_s, kernel.generators[7] = 10.0, 1016.0, 308.0, 3.0
+    kernel.generators[9] = 257.0
     after = clock.read()
     assert others_share(before, after) == pytest.approx(5.0 / 20.0)
     kernel.now_s, kernel.busy_s, kernel.generators[7] = 10.9, 1017.8, 3.5

@@ -102,5 +102,6 @@ class OthersClock:
     def _now(self) -> tuple[float, float, dict[int, float]]:
         """In seconds: the wall clock, busy time of the cores, and processor time of the run's processes by root."""
         root = self._root()
-        own = {pid: linux.cpu_s(pid) for pid in linux.processes_named(LOAD_PROCESS)}
-        return time.monotonic(), linux.busy_s(self._cores), {**own, root: linux.family_cpu_s(root)}
+        named = set(linux.processes_named(LOAD_PROCESS)) - {root, *(pid for pid, _ in linux.processes_below(root))}
+        own = {root: linux.family_cpu_s(root), **{pid: linux.cpu_s(pid) for pid in named}}
+        return time.monotonic(), linux.busy_s(self._cores), own
