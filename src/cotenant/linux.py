@@ -389,8 +389,8 @@ def family_cpu_s(pid: int) -> float:
 
 def processes_named(name: str) -> list[int]:
     """Processes with this name (see `name_process`) that this one can see; none on other systems."""
-    names = Path("/proc").glob("[0-9]*/comm")
-    return [int(each.parent.name) for each in names if _text(each).strip() == name]
+    listed = os.listdir("/proc") if IS_LINUX else []
+    return [int(each) for each in listed if each.isdigit() and _text(Path("/proc", each, "comm")).rstrip() == name]
 
 
 def name_process(name: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import _disturbed, _overload, goodput
 from bench._disturbed import KEY, core_time, disturbed, disturbed_text, undisturbed
+from bench._report import report
 from cotenant.measure.busy import CoreTime
 
 
@@ -44,3 +47,11 @@ def test_a_row_has_the_share_since_its_reading(monkeypatch: pytest.MonkeyPatch) 
     assert disturbed(before) == {KEY: 10.0}
     assert disturbed(CoreTime(30.0, 3.0)) == {KEY: None}
     assert _disturbed._CLOCK._root() == os.getpid()
+
+
+def test_the_report_of_results_says_it_too(tmp_path: Path) -> None:
+    record = {"name": "goodput", "summary": {"x": 1.0}, "date": "2026-11-27", "device": {"processor": "none"}}
+    (tmp_path / "goodput.json").write_text(json.dumps({**record, "rows": rows(60.0, 1.0)}), encoding="utf-8")
+    assert report(tmp_path).splitlines()[-1].startswith("goodput: 1 of 2 rows with a load are disturbed")
+    (tmp_path / "goodput.json").write_text(json.dumps({**record, "rows": rows(1.0)}), encoding="utf-8")
+    assert "disturbed" not in report(tmp_path)

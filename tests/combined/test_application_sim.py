@@ -34,6 +34,7 @@ from cotenant.sim.driver import simulate
 from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.trace import TraceWriter, header, read, replay
+from cotenant.trace.explain import explain
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.workload import TenantLoad, Trace, Workload
@@ -164,6 +165,17 @@ def test_a_trace_of_the_simulator_replays(tmp_path: Path) -> None:
     simulated(DIAMOND, [10, 5, 20, 7], range(0, 200, 9), slo_ms=70, lanes=TWO_LANES, trace=path)
     head, records = read(path)
     assert [line for _, line in replay(head, records, rebuild_policy)] == path.read_bytes().splitlines()[1:]
+
+
+def test_a_probe_is_explained(tmp_path: Path) -> None:
+    """The chain is believed to take 70 ms and takes 7."""
+    path, times = tmp_path / "trace", [30, 20, 20]
+    simulated(CHAIN_STAGES, times, (0, 100, 110), slo_ms=50, real_ms=[each / 10 for each in times], trace=path)
+    numbers = [each.event["query"] for each in read(path)[1] if each.kind == "ApplicationArrived"]
+    told = ["\n".join(explain(read(path)[1], each).sentences()) for each in numbers]
+    probe = "It ran as a probe, though its predicted latency of 70.0 ms does not fit."
+    assert [probe in each for each in told] == [False, True, False]
+    assert ["was answered after 7.0 ms" in each for each in told] == [False, True, False]
 
 
 def model_profile(latency_ms: float) -> ModelProfile:
