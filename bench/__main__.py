@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._data import DATA
+from bench._disturbed import disturbed_text
 from bench._pace import pace_us
 from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
@@ -159,6 +160,8 @@ def _run(chosen: argparse.Namespace) -> int:
     own = _own(chosen, run)
     before = pace_us()
     result = run(chosen.quick, chosen.data, **own)
+    if text := disturbed_text(result["rows"]):
+        print(text)
     if not chosen.json:
         return 0
     from bench._record import make_record, save, to_line

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench._disturbed import undisturbed
 from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import options_of, policy_class
@@ -185,5 +186,5 @@ def poisson(rates: Mapping[str, float]) -> dict[str, ArrivalProcess]:
 
 
 def median(rows: Iterable[Mapping[str, Any]], key: str) -> float:
-    """Of a figure over rows; nan where there is none."""
-    return float(statistics.median([row[key] for row in rows] or [math.nan]))
+    """Of a figure over the rows that were not disturbed, or all if all were; nan where there is none."""
+    return float(statistics.median([row[key] for row in undisturbed(rows)] or [math.nan]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench._disturbed import disturbed_text
 from bench._record import RESULTS
 
 _NOT_SHOWN = ("fingerprint", "pace_us")
@@ -26,6 +27,10 @@ def report(folder: Path = RESULTS) -> str:
         number = devices.setdefault(_device_text(record["device"]), len(devices) + 1)
         lines += _lines(record, number)
     lines += ["", *(f"{number}. {text}" for text, number in devices.items())]
+    disturbed = [(record["name"], disturbed_text(record["rows"])) for record in records]
+    lines += (
+        ["", *(f"{name}: {text}" for name, text in disturbed if text)] if any(text for _, text in disturbed) else []
+    )
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from bench._disturbed import core_time, disturbed
 from bench._registry import BenchError
 from bench._server import serving
 from cotenant.config import NS_PER_MS, load_model_config, load_server_config
@@ -173,6 +174,7 @@ def send_load(
     """Send Poisson arrivals at `rates` to a contender that is up; what became of them, as a row of results."""
     load = workload(root, contender.prefix, rates, seed, seconds, warm_up_s)
     named = {contender.prefix + model: samples for model, samples in inputs.items()}
+    before = core_time()
     result = run_load_process(load, http_url=url, inputs=named)
     total = result.summary.total
     return {
@@ -184,6 +186,7 @@ def send_load(
         "p99_ms": total.p99_ms,
         "failed": total.failed,
         "send_lag_p99_ms": result.lag.p99_ns / 1e6,
+        **disturbed(before),
         **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
     }
 

@@ -28,6 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench._disturbed import core_time, disturbed, undisturbed
 from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import Contender, Inputs, ours, prepare, sample_all, saturation, warm_up, workload
@@ -236,6 +237,7 @@ def _turn(
         named = {contender.prefix + model: samples for model, samples in inputs.items()}
         with contender.start() as url:
             asyncio.run(warm_up(url, contender.prefix, inputs, strict=False))
+            before = core_time()
             result = run_load_process(load, http_url=url, inputs=named)
         total = result.summary.total
         yield {
@@ -249,6 +251,7 @@ def _turn(
             "goodput_per_s": total.goodput_per_s,
             "p99_ms": total.p99_ms,
             "send_lag_p99_ms": result.lag.p99_ns / 1e6,
+            **disturbed(before),
             **{f"attainment_{tenant.tenant}": tenant.attainment for tenant in result.summary.tenants},
             "failed": total.failed,
         }
@@ -259,7 +262,7 @@ def _turn(
 
 def _median(rows: Sequence[dict[str, Any]], contender: str, at: float | str, key: str, by: str = "load") -> float:
     """Over the seeds, of the runs at a load; nan where no run has a value (no query answered, say)."""
-    values = [row[key] for row in rows if (row["contender"], row[by]) == (contender, at)]
+    values = [row[key] for row in undisturbed(row for row in rows if (row["contender"], row[by]) == (contender, at))]
     return statistics.median([value for value in values if value is not None] or [math.nan])
 
 

@@ -36,6 +36,7 @@ from rich.table import Table
 from bench import _attackers
 from bench._attackers import KINDS, TENANT, Attack
 from bench._campaign import timed_rows
+from bench._disturbed import core_time, disturbed, undisturbed
 from bench._registry import FOLDER, BenchError
 from bench._server import FRONT_END, LOADER, TINY_CONFIG, cache_folder, processes_of, serving, worker_pid
 from bench._tenants import Inputs, prepare, sample_all
@@ -111,7 +112,7 @@ def tasks_of(quick: bool, attacks: Sequence[str] | None, frontends: int | None) 
 def judge(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The summary. Each attacked row gets its largest drop (`drop_points`) from the calm rows of its mode."""
     calm = {
-        mode: {name: statistics.median(row[name] for row in found) for name in VICTIMS}
+        mode: {name: statistics.median(row[name] for row in undisturbed(found)) for name in VICTIMS}
         for mode in (True, False)
         if (found := [row for row in rows if row["kind"] == CALM and (row["frontends"] > 0) is mode])
     }
@@ -142,10 +143,11 @@ def _row(root: Path, kind: str, frontends: int, inputs: Inputs, seconds: float, 
     with ExitStack() as stack:
         pipe = stack.enter_context(_trace_to_pipe(root)) if kind == DISK else -1
         server = stack.enter_context(serving(root, "--frontends", str(frontends)))
-        before = _processor()
+        before, others = _processor(), core_time()
         with _attacking(kind, server, pipe, until_s) as told:
             result = run_load_process(load, http_url=server.http_url, inputs=inputs)
         after = _processor()
+        told |= disturbed(others)
     if kind == DISK and not told["pipe_bytes"]:
         raise BenchError("the server wrote nothing of its trace into the pipe that was to stall it")
     records = [each for each in result.records if each.scheduled_ns >= load.warmup_ns]

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import _clockwork  # noqa: F401 - registers the policy
+from bench._disturbed import core_time, disturbed
 from bench._overload import (
     FOUR,
     MOST_RATE,
@@ -162,7 +163,9 @@ def _serve(
     pace = pace_us()
     with contender.start() as url:
         asyncio.run(warm_up(url, "", inputs, strict=False))
+        before = core_time()
         result = run_load_process(plan, http_url=url, inputs=inputs)
+        others = disturbed(before)
     took = {each.tenant: each for each in bound_of(*read(trace_path(root))).tenants}
     weights = dict.fromkeys(rates, 1.0)
     bounds = Bounds.of(demands(plan, result.slo_ns, {name: took[name].slot_ns for name in rates}), slots, weights)
@@ -171,6 +174,7 @@ def _serve(
         **bounds.figures(answered, weights),
         "pace_us": pace,
         "send_lag_p99_ms": result.lag.p99_ns / 1e6,
+        **others,
         **{f"over_profile_{name}": took[name].pace for name in rates},
         **{f"slot_ms_{name}": took[name].slot_ns / 1e6 for name in rates},
     }

@@ -33,8 +33,8 @@ _CALLS = {
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
 _LC_CTYPE_MASK = 1
-_START_TIME = 19
-"""Field of /proc/PID/stat behind the name of the process: time of the start."""
+_REAPED, _START_TIME = 13, 19
+"""Fields of /proc/PID/stat behind the name of the process: user time of the ended children, and time of the start."""
 _PROCESS_CLOCK = 2
 """Clock of the kernel: processor time of a process, its threads together."""
 _IDLE = (3, 4)
@@ -398,6 +398,28 @@ def processes_below(pid: int) -> Iterator[tuple[int, str]]:
             words = _text(Path(f"/proc/{child}/cmdline")).split("\0")
             yield child, words[words.index("-m") + 1] if "-m" in words[:-1] else ""
             yield from processes_below(child)
+
+
+def family_cpu_s(pid: int) -> float:
+    """Processor time in seconds of a process, of all processes below it, and of those that have ended and were waited
+    for. 0.0 on other systems."""
+    found = 0.0
+    for each in (pid, *[below for below, _ in processes_below(pid)]):
+        fields = _stat_fields(each)
+        found += cpu_s(each) + sum(map(int, fields[_REAPED : _REAPED + 2])) / _ticks_per_s()
+    return found
+
+
+def processes_named(name: str) -> list[int]:
+    """Processes with this name (see `name_process`) that this one can see; none on other systems."""
+    listed = os.listdir("/proc") if IS_LINUX else []
+    return [int(each) for each in listed if each.isdigit() and _text(Path("/proc", each, "comm")).rstrip() == name]
+
+
+def name_process(name: str) -> None:
+    """Name this process, in at most 15 characters. Nothing happens on other systems."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="ascii")
 
 
 def start_time(pid: int) -> str:

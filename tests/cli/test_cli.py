@@ -263,7 +263,7 @@ def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: P
     told = one_object(run("explain", "--lost", path, "--json")[1])
     assert (told["lost"], told["to_neighbours"]) == (made["lost"], made["to_neighbours"])
     assert len(told["losses"]) == lost
-    assert told["bound"] | {"missing_events": 0} == one_object(run("bound", path, "--json")[1])
+    assert told["bound"] | {"missing_events": 0, "others_share": None} == one_object(run("bound", path, "--json")[1])
     assert "could be answered in time" in out
     assert all(CAUSE_NAMES[LossCause(cause)] in out for causes in told["lost"].values() for cause in causes)
     loss = told["losses"][-1]
@@ -290,7 +290,7 @@ def test_simulate_says_how_far_each_run_was_from_the_best(run: Run, root: Path, 
     assert out.count("could be answered in time") == out.count("fair: the least attainment") == 2
     first, last = (each["bound"] for each in one_object(run(*arguments, "--json")[1])["runs"])
     assert one_object(run(*arguments, "--trace", path, "--json")[1])["runs"][1]["bound"] == last
-    assert one_object(run("bound", path, "--json")[1]) == last | {"missing_events": 0}
+    assert one_object(run("bound", path, "--json")[1]) == last | {"missing_events": 0, "others_share": None}
     assert first["asked"] == last["asked"]
     lost = one_object(run(*arguments, "--json")[1])["runs"][0]["lost"]
     for each in first["tenants"]:

@@ -9,9 +9,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from cotenant.core.events import ApplicationEnded, QueryWithdrawn
-from cotenant.core.flow import Flow, StageGraph, StageState, StartStages, Step
+from cotenant.core.flow import Flow, FlowProbes, StageGraph, StageState, StartStages, Step
+from cotenant.core.probes import LEAST_NS
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import ANSWERS, Outcome, Query
 
@@ -215,16 +217,56 @@ def test_deadlines_leave_the_longest_path_its_time_by_what_is_known_of_tensors()
 
 
 @pytest.mark.parametrize(
-    ("limit_ns", "shares_ns", "slow"),
-    [(63, {}, []), (62, {}, [0, 1, 2, 3]), (200, {"a": 22, "b": 12, "c": 30, "d": 15}, [1, 3])],
+    ("limit_ns", "shares_ns", "fits_ns"),
+    [
+        (63, {}, 63),
+        (62, {}, 62),
+        (500, {"a": 22, "b": 13, "c": 25, "d": 16}, 63),
+        (500, {"a": 11, "b": 13, "c": 30, "d": 15}, 31),
+    ],
 )
-def test_a_belief_refuses_where_all_stages_or_one_in_its_share_do_not_fit(
-    limit_ns: int, shares_ns: dict[str, int], slow: list[int]
+def test_a_query_fits_where_its_stages_do_together_and_each_in_its_share(
+    limit_ns: int, shares_ns: dict[str, int], fits_ns: int
 ) -> None:
     """Alone they take 22, 13, 25 and 16."""
     graph = replace(DIAMOND, smallest=(4, 1, 5, 2)).divided(shares_ns)
     flow = Flow(graph, Query(7, "app", 0, limit_ns, items=3), lambda stage, shape, rows: 10 + shape * rows)
-    assert [stage for stage in range(4) if flow.is_too_slow(stage, lambda _, shape, rows: 10 + shape * rows)] == slow
+    assert flow.fit(lambda _, shape, rows: 10 + shape * rows) == (63, fits_ns)
+
+
+def test_a_probe_follows_a_refusal_and_its_stages_have_a_late_deadline() -> None:
+    def query(number: int, now_ns: int) -> Flow:
+        return Flow(CHAIN, Query(number, "app", now_ns, now_ns + 100), alone_ns)
+
+    def alone_ns(stage: int, shape: int, rows: int) -> int:
+        return 60
+
+    probes, first = FlowProbes(), query(0, 0)
+    probes.admit(first, alone_ns, 0)
+    assert first.arrived.predicted_ns is UNSET
+    probes.refused(first)
+    probes.ended(first, Outcome.REJECTED, 0)
+    well = query(1, 5)
+    probes.admit(well, lambda *_: 1, 5)  # what is believed has changed meanwhile
+    assert well.arrived.predicted_ns is UNSET
+    probe = query(2, 10)
+    probes.admit(probe, alone_ns, 10)
+    predicted_ns = probe.arrived.predicted_ns
+    assert predicted_ns == 60 * len(CHAIN.names)
+    probe.begin()
+    stage = probe.stage_query(0, 9, "m", 10, 1, 0, 0)
+    assert (stage.deadline_ns, stage.expiry_ns) == (10 + 8 * predicted_ns, 110)
+    probes.ended(probe, Outcome.ANSWERED, 70)
+    for now_ns, is_one in ((70 + LEAST_NS - 1, False), (70 + LEAST_NS, True)):
+        later = query(now_ns, now_ns)
+        probes.refused(later)
+        probes.admit(later, alone_ns, now_ns)
+        assert (later.predicted_ns > 0) is is_one
+    probes.forget("app")
+    anew = query(5, 71 + LEAST_NS)
+    probes.refused(anew)
+    probes.admit(anew, alone_ns, 71 + LEAST_NS)
+    assert anew.predicted_ns > 0
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -81,24 +81,6 @@ def test_a_launch_that_was_believed_with_another_factor_is_compared_with_that_on
     assert calibration._known["a"][ALL_SHAPES].log == pytest.approx(before)
 
 
-def test_refusals_relax_what_is_too_large_alone() -> None:
-    calibration = Calibration()
-    assert calibration.relax("a") is None
-    feed(calibration, 0.5, 20)
-    assert calibration.relax("a") is None
-    feed(calibration, 8.0, 300)
-    factor = calibration.factor("a")
-    steps = []
-    for _ in range(40):
-        scales = calibration.relax("a")
-        assert scales is not None
-        steps.append(scales["a"])
-    assert steps == sorted(steps, reverse=True)
-    assert steps[0] == pytest.approx(factor**calibration.relaxation, rel=0.1)
-    assert steps[-1] == pytest.approx(1.0, abs=0.01)
-    assert min(steps) >= 1.0
-
-
 @pytest.mark.parametrize("ratio", [25_000.0, 25.0, 3.0, 0.3, 0.04, 1 / 25_000])
 @pytest.mark.parametrize("before", [0, 100])
 def test_a_wrong_profile_is_corrected_after_eight_launches_however_wrong_it_is(ratio: float, before: int) -> None:
@@ -127,9 +109,6 @@ def test_shapes_are_apart_and_a_slow_one_does_not_change_those_that_were_not_obs
     assert calibration.factor("a", 1) == pytest.approx(1.25, rel=0.06)
     assert calibration.factor("a", 2) == calibration.factor("a", 1)  # the median of 1, 1.25 and 8
     assert calibration.factor("b", 0) == 1.0
-    scales = calibration.relax("a")
-    assert scales is not None
-    assert farthest_scale(scales["a"]) < 6
 
 
 @pytest.mark.parametrize(

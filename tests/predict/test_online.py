@@ -45,7 +45,6 @@ def test_what_is_not_to_adapt_stays_as_it_is() -> None:
     for number in range(40):
         assert model(2 * number, QueryArrived(Query(number, "a", 0, MS)), [launch(number, 10 * MS)]) is None
         assert model(2 * number + 1, LaunchEnded(number), []) is None
-    assert model.doubt(["a"]) is None
     assert model.alone_ns("a") == 10 * MS
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from application_samples import APPLICATIONS, CHAIN, DIAMOND, chain, diamond, write_application, write_models, x_of
 from client import Client, Watch
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.actions import Respond
-from cotenant.core.events import ApplicationArrived, ApplicationEnded, QueryArrived
+from cotenant.core.events import ApplicationArrived, ApplicationEnded, PredictorChanged, QueryArrived
 from cotenant.serve.server import Server
 from cotenant.types import Outcome, StageQuery, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
@@ -226,6 +227,31 @@ def test_an_slo_that_cannot_be_met_is_refused_at_arrival(tmp_path: Path) -> None
         answer = Client(server).ask("chain", {"x": x_of()})
         assert (answer.outcome, answer.status) == (Outcome.REJECTED, Status.UNAVAILABLE)
         assert answer.reason.startswith("stage 'first': ")
+    finally:
+        server.stop()
+
+
+def test_a_wrong_profile_of_a_stage_is_corrected_by_probes(tmp_path: Path) -> None:
+    """The second stage is believed to take 500 s. The first one is refused for that, so a whole query is the probe."""
+    root = write_models(tmp_path / "models", "twice", "thrice")
+    write_application(root, "chain", CHAIN, slo_ms=20_000)
+    watch = Watch()
+    server = started(root, watch)
+    client = Client(server)
+    try:
+        server.beliefs.predictor = server.beliefs.predictor.scaled({"thrice": 5e11 / server.beliefs.alone_ns("thrice")})
+        server.driver.post(PredictorChanged(server.beliefs.predictor))
+        assert client.ask("chain", {"x": x_of()}).outcome is Outcome.REJECTED
+        assert client.ask("chain", {"x": x_of()}).outcome is Outcome.ANSWERED
+        assert server.counters.by_tenant["chain"].probes == 1
+        plain, probe = watch.events(ApplicationArrived)
+        assert plain.predicted_ns is UNSET
+        assert probe.predicted_ns > 400 * 10**9
+        late_ns = [event.query.deadline_ns for event in watch.events(QueryArrived)][1:]
+        assert len(late_ns) == 2
+        assert min(late_ns) > probe.deadline_ns
+        expiry_ns = {event.query.expiry_ns for event in watch.events(QueryArrived)[1:]}
+        assert expiry_ns == {probe.deadline_ns}
     finally:
         server.stop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -234,9 +234,6 @@ class Watcher:
 
     def replied(self, delay_ns: int) -> None:
         self.delays_ns.append(delay_ns)
-
-    def doubt(self, tenants: Iterable[str]) -> Event | None:
-        raise AssertionError("there are no applications")
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         self.kinds.append(type(event).__name__)

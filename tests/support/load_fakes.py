@@ -69,13 +69,17 @@ class FakeServer:
 
 @asynccontextmanager
 async def serving(
-    answer: Callable[[int], Awaitable[Answer]], config: dict[str, Any] | None = None
+    answer: Callable[[int], Awaitable[Answer]],
+    config: dict[str, Any] | None = None,
+    metrics: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
 ) -> AsyncIterator[FakeServer]:
     fake = FakeServer(answer, config or {})
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v2/models/{model}/infer", fake.infer_http)
     app.router.add_get("/v2/models/{model}", fake.metadata)
     app.router.add_get("/v2/models/{model}/config", fake.configuration)
+    if metrics is not None:
+        app.router.add_get("/metrics", metrics)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

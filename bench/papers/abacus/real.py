@@ -30,6 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench._data import Headline
+from bench._disturbed import undisturbed
 from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import Contender, Inputs, closed_loop, ours, prepare, sample_all, send_load, warm_up
@@ -195,11 +196,11 @@ def _capacity(url: str, mix: Mapping[str, float], inputs: Inputs, quick: bool) -
 
 
 def _means(rows: Sequence[dict[str, Any]], key: str) -> dict[tuple[str, float, str], float]:
-    """The mean of a figure over all runs of a contender, by pair, load and contender."""
-    found: dict[tuple[str, float, str], list[float]] = {}
+    """Means of a figure over the runs that were not disturbed, else over all, by pair, load and contender."""
+    found: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault((row["pair"], row["load"], row["contender"]), []).append(row[key])
-    return {place: statistics.mean(values) for place, values in found.items()}
+        found.setdefault((row["pair"], row["load"], row["contender"]), []).append(row)
+    return {place: statistics.mean(row[key] for row in undisturbed(mine)) for place, mine in found.items()}
 
 
 def _gains(rows: Sequence[dict[str, Any]], other: str) -> dict[tuple[str, float], float]:

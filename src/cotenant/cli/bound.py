@@ -17,22 +17,23 @@ def bound(
     """Compare a run with upper bounds: queries answered in time, their weight, and the least attainment."""
     from rich.text import Text
 
-    from cotenant.cli.console import console
+    from cotenant.cli.console import console, print_warnings
     from cotenant.cli.progress import reading
+    from cotenant.measure.busy import disturbed_sentence
     from cotenant.report.bound_text import COLUMNS, facts, rows, sentences
     from cotenant.report.fitted_table import FittedTable
     from cotenant.report.lost_text import missing_sentences
     from cotenant.report.tables import attainment_style
     from cotenant.repository import trace_path
-    from cotenant.trace import missing_events, read
+    from cotenant.trace import missing_events, others_share, read
     from cotenant.trace.bound import bound_of
 
     path = trace_path(trace) if trace.is_dir() else trace
     with reading(path) as on_read:
         found = bound_of(*read(path, on_read))
-    missing = missing_events(path)
+    missing, others = missing_events(path), others_share(path)
     if as_json:
-        print_json({**facts(found), "missing_events": missing})
+        print_json({**facts(found), "missing_events": missing, "others_share": others})
         return
     table = FittedTable(title=f"{found.slots} slots")
     for column in COLUMNS:
@@ -43,5 +44,6 @@ def bound(
             Text(cell, style if column == "attainment" else "") for column, cell in zip(COLUMNS, cells, strict=True)
         )
         table.add_row(*styled)
+    print_warnings(console(), disturbed_sentence(others))
     console().print(table)
     print("\n".join([*sentences(found), *missing_sentences(missing)]))

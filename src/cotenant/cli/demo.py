@@ -115,6 +115,7 @@ def demo(
                 "runs": {run.name: to_json(run.summary) for run in runs},
                 "bounds": {name: facts(bound) for name, bound in bounds.items()},
                 "losses": {name: lost_facts(account) for name, account in losses.items()},
+                "warnings": {run.name: list(run.warnings) for run in runs},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),

@@ -79,20 +79,23 @@ def _bound(path: Path) -> RunBound:
 
 
 def _print_lost(path: Path, as_json: bool) -> None:
-    from cotenant.cli.console import console
+    from cotenant.cli.console import console, print_warnings
     from cotenant.cli.progress import reading
+    from cotenant.measure.busy import disturbed_sentence
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table, missing_sentences, neighbours
-    from cotenant.trace import missing_events, read
+    from cotenant.trace import missing_events, others_share, read
     from cotenant.trace.losses import losses_of
 
     with reading(path) as on_read:
         account, losses = losses_of(*read(path, on_read))
-    missing = missing_events(path)
+    missing, others = missing_events(path), others_share(path)
     if as_json:
         found = {"losses": msgspec.to_builtins(losses), "bound": facts(_bound(path))}
-        print_json({**lost_facts(account), **found, "missing_events": missing})
-    elif not losses:
+        print_json({**lost_facts(account), **found, "missing_events": missing, "others_share": others})
+        return
+    print_warnings(console(), disturbed_sentence(others))
+    if not losses:
         lines = ["No query was lost: all were answered in time.", *missing_sentences(missing)]
         print("\n".join(lines))
     else:

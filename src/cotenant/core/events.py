@@ -68,12 +68,13 @@ class QueryWithdrawn:
 @dataclass(frozen=True, slots=True)
 class ApplicationArrived:
     """An application query arrived; it shares the numbers of queries. For traces and observers: its stages are
-    queries."""
+    queries. `predicted_ns` is the predicted latency of a probe, above the SLO (`core.flow.FlowProbes`)."""
 
     query: int
     application: str
     arrival_ns: int
     deadline_ns: int
+    predicted_ns: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from types import MappingProxyType
 
+from msgspec import UNSET
+
 from cotenant.core.events import ApplicationArrived, ApplicationEnded, QueryWithdrawn
+from cotenant.core.probes import Probes
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import ANSWERS, Outcome, Query, StageQuery
 
@@ -125,7 +128,10 @@ class Flow:
     not end the flow.
     """
 
-    __slots__ = ("_left", "_numbers", "deadlines_ns", "graph", "is_over", "query", "states", "works")
+    __slots__ = (
+        *("_expiry_ns", "_left", "_numbers", "deadlines_ns", "graph", "is_over", "predicted_ns", "query", "states"),
+        "works",
+    )
 
     def __init__(
         self,
@@ -144,6 +150,9 @@ class Flow:
             times = [alone_ns(number, *work) if runs[number] else 0 for number, work in enumerate(self.works)]
             self.deadlines_ns = [query.deadline_ns - rest for rest in graph.rest_ns(times)]
         self.states = [_WAITING if each else _OVER for each in runs]
+        self.predicted_ns = 0
+        """Predicted latency of a probe; 0 for other queries."""
+        self._expiry_ns = query.expiry_ns
         self.is_over = False
         self._left = sum(runs)
         self._numbers: dict[int, int] = {}
@@ -153,7 +162,14 @@ class Flow:
     def arrived(self) -> ApplicationArrived:
         """The event for the trace and for observers."""
         query = self.query
-        return ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns)
+        return ApplicationArrived(
+            query.id, query.tenant, query.arrival_ns, query.deadline_ns, self.predicted_ns or UNSET
+        )
+
+    def run_as(self, probe: Query, predicted_ns: int) -> None:
+        """Run as a probe before `begin`: stages have its late deadline, and end at the query's own one."""
+        self._expiry_ns, self.predicted_ns = probe.expiry_ns, predicted_ns
+        self.deadlines_ns = [probe.deadline_ns] * len(self.deadlines_ns)
 
     def begin(self) -> list[Step]:
         """Start the stages that need no other stage."""
@@ -174,7 +190,7 @@ class Flow:
             items,
             shape,
             merge_key,
-            query.expiry_ns,
+            self._expiry_ns,
             query.id,
             self.graph.names[stage],
         )
@@ -187,17 +203,23 @@ class Flow:
             other for number, needed in enumerate(self.graph.after) if states[number] is _WAITING for other in needed
         }
 
-    def is_too_slow(self, stage: int, alone_ns: AloneNs) -> bool:
-        """Whether the predicted latency alone makes the stage hopeless, at the smallest shapes. The longest path of
-        stages exceeds the query's SLO, or, with a plan, this stage exceeds its own SLO budget."""
+    def fit(self, alone_ns: AloneNs) -> tuple[int, int]:
+        """Predicted latency of the query alone, in ns, and the latency with which the query would fit.
+
+        The first is the longest path of stages, at the smallest shapes. The second is at most the SLO. A stage that
+        exceeds its SLO budget by a factor reduces it by this factor.
+        """
         graph, query = self.graph, self.query
         times = [alone_ns(number, *work) for number, work in enumerate(graph.works(query.items))]
-        if max(graph.ends_ns(times)) > query.deadline_ns - query.arrival_ns:
-            return True
         ends = graph.share_ends_ns
-        return ends is not None and times[stage] > ends[stage] - max(
-            [ends[other] for other in graph.after[stage]], default=0
-        )
+        predicted_ns = max(graph.ends_ns(times))
+        fits_ns = min(predicted_ns, query.deadline_ns - query.arrival_ns)
+        if ends is not None:
+            budgets = [end - max([ends[other] for other in graph.after[at]], default=0) for at, end in enumerate(ends)]
+            fits_ns = min(
+                [fits_ns, *(predicted_ns * each // max(1, time) for each, time in zip(budgets, times, strict=True))]
+            )
+        return predicted_ns, fits_ns
 
     def stage_ended(self, stage: int, outcome: Outcome, reason: str, now_ns: int) -> list[Step]:
         """Take the end of a started stage; no steps follow after the end of the whole.
@@ -252,3 +274,44 @@ class Flow:
         if self.states[stage] is not _RUNNING:
             name = self.graph.names[stage]
             raise ProtocolViolationError(f"stage {name!r} {what} while it is {self.states[stage].name}")
+
+
+class FlowProbes:
+    """Probes of applications: whole queries, by the rule of `Probes`.
+
+    A stage may be refused for the predicted latency of a later stage, which probes of the stage alone cannot correct.
+    The run of a probe counts from its arrival to its end.
+    """
+
+    __slots__ = ("_probes", "_refused")
+
+    def __init__(self) -> None:
+        self._probes = Probes()
+        self._refused: set[str] = set()
+        """Applications with a stage that was refused since the last probe."""
+
+    def admit(self, flow: Flow, alone_ns: AloneNs, now_ns: int) -> None:
+        """Make a query that arrives a probe, if it is too slow by prediction and its application may have one now."""
+        query = flow.query
+        if query.tenant not in self._refused:
+            return
+        predicted_ns, fits_ns = flow.fit(alone_ns)
+        if predicted_ns > fits_ns:
+            probe = self._probes.admit(query, predicted_ns, fits_ns, query.merge_key, now_ns)
+            if probe is not None:
+                self._refused.discard(query.tenant)
+                flow.run_as(probe, predicted_ns)
+
+    def refused(self, flow: Flow) -> None:
+        """Note that a stage was refused."""
+        self._refused.add(flow.query.tenant)
+
+    def forget(self, application: str) -> None:
+        """Remove the state of an application that was removed or replaced."""
+        self._probes.forget(application)
+        self._refused.discard(application)
+
+    def ended(self, flow: Flow, outcome: Outcome, now_ns: int) -> None:
+        """Update the schedule if the query that ended is a probe."""
+        took_ns = now_ns - flow.query.arrival_ns
+        self._probes.took(flow.query.id, took_ns, now_ns, has_failed=outcome is not Outcome.ANSWERED)

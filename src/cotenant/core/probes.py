@@ -66,10 +66,15 @@ class Probes:
 
     def ended(self, launch: Launch, ran_ns: int, now_ns: int, *, has_failed: bool) -> None:
         """Update the schedule if the ended launch, which ran `ran_ns`, is the first one of a probe."""
-        known = self.inside.pop(launch.queries[0], None)
+        if (known := self.inside.get(launch.queries[0])) is not None:
+            took_ns = known.needed_ns * ran_ns // max(1, launch.predicted_ns)  # of the whole model
+            self.took(launch.queries[0], took_ns, now_ns, has_failed=has_failed)
+
+    def took(self, query: int, took_ns: int, now_ns: int, *, has_failed: bool) -> None:
+        """Update the schedule if the query is a probe: it took so long, or failed after that time."""
+        known = self.inside.pop(query, None)
         if known is None:
             return
-        took_ns = known.needed_ns * ran_ns // max(1, launch.predicted_ns)  # of the whole model
         is_faster = not has_failed and took_ns <= known.slo_ns
         known.misses = 0 if is_faster else min(_MOST_MISSES, known.misses + 1)
         wait_ns = took_ns * (FASTER if is_faster else SLOWER << known.misses - 1)

@@ -33,6 +33,7 @@ from cotenant.load.http import HttpPool
 from cotenant.load.request_samples import Sample, sample_pool, slo_of
 from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantLive
 from cotenant.load.timer import PreciseTimer
+from cotenant.measure.busy import LEAST_RUN_S, CoreTime, others_share
 from cotenant.metrics import OutcomeLog, percentile_ns
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.encode import Parameters, grpc_request, http_request
@@ -52,6 +53,10 @@ _RECENT = 2000
 _BURST = 32
 """Queries sent in a row, when many are due, before the loop may write them."""
 _REASONS = 20
+_METRICS_S = 2.0
+"""Seconds to wait for the metrics page."""
+_CORE_METRICS = ("cotenant_core_seconds_total", "cotenant_other_processes_cpu_seconds_total")
+_CORE_TIMES = re.compile(rf"^({'|'.join(_CORE_METRICS)}) ([0-9.e+]+)$", re.MULTILINE)
 _TRIES = 5
 
 
@@ -81,14 +86,25 @@ async def run_load(
     try:
         for load in workload.tenants:
             tenants.append(await _prepare(load, workload.seed, pool, grpc_url, inputs or {}, check))  # noqa: PERF401 (closed below)
-        run = _Run(workload, tenants)
+        run, before = _Run(workload, tenants), await _core_time(pool)
         await run.go(on_tick, tick_s, stop or asyncio.Event())
+        after = await _core_time(pool)
     finally:
         for tenant in tenants:
             await tenant.client.close()
         if pool is not None:
             pool.close()
-    return run.result(tuple(url for url in (http_url, grpc_url) if url))
+    return run.result(tuple(url for url in (http_url, grpc_url) if url), before, after)
+
+
+async def _core_time(pool: HttpPool | None) -> CoreTime | None:
+    """What the server tells of the time of its cores; None where it tells nothing."""
+    try:
+        page = (await pool.request(pool.prepare("GET", "/metrics"), _METRICS_S)).body.decode() if pool else ""
+    except (OSError, ValueError):  # TimeoutError is an OSError
+        return None
+    found = dict(_CORE_TIMES.findall(page))
+    return CoreTime(*(float(found[name]) for name in _CORE_METRICS)) if len(found) == len(_CORE_METRICS) else None
 
 
 class _Tenant:
@@ -307,7 +323,7 @@ class _Run:
             sending=self._sending,
         )
 
-    def result(self, servers: tuple[str, ...]) -> LoadResult:
+    def result(self, servers: tuple[str, ...], before: CoreTime | None, after: CoreTime | None) -> LoadResult:
         """Result of the finished run."""
         return LoadResult(
             tenants=tuple(
@@ -333,7 +349,12 @@ class _Run:
             started_at=self._started_at,
             lag=Lag.of(self._lags_ns),
             servers=servers,
+            others_share=others_share(before, after) if before and after and self._is_long else None,
         )
+
+    @property
+    def _is_long(self) -> bool:
+        return self._sent_until_ns >= LEAST_RUN_S * 1e9
 
 
 async def _interrupt_on(stop: asyncio.Event, timer: PreciseTimer) -> None:

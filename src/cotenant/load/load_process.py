@@ -9,11 +9,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from cotenant import linux
 from cotenant.errors import CotenantError
 from cotenant.execute.sched_slice import SHORT_NS, set_slice
 from cotenant.load.errors import LoadError
 from cotenant.load.generator import Inputs, run_load
 from cotenant.load.result import LiveStats, LoadResult
+from cotenant.measure.busy import LOAD_PROCESS
 from cotenant.workload import Workload
 
 
@@ -85,6 +87,7 @@ def _child(
     teller: Connection, orders: Connection, workload: Workload, arguments: dict[str, Any], ticking: bool
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent forwards it as a message
+    linux.name_process(LOAD_PROCESS)  # so that a server on this machine does not count it as another process
     set_slice(SHORT_NS)  # a server on the same cores keeps them busy, and delays of the generator count as latency
     try:
         result = _runner()(_serve(teller, orders, workload, arguments, ticking))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE, read_bytes, write_whole
+from cotenant.measure.busy import disturbed_sentence
 from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, is_impatient, percentile_ns, summarise, to_json
 from cotenant.types import Outcome
 
@@ -96,7 +97,8 @@ class LiveStats:
 class LoadResult:
     """A finished run. Times count from its start; `started_at` is its wall-clock time, ISO 8601 in UTC.
 
-    `sent_until_ns` is the end of sending: the duration, or less when the run was stopped early.
+    `sent_until_ns` is the end of sending: the duration, or less when the run was stopped early. `others_share` is the
+    part (0 to 1) of the server's cores that other processes took; None where the server does not tell it.
     """
 
     tenants: tuple[TenantInfo, ...]
@@ -108,6 +110,7 @@ class LoadResult:
     started_at: str
     lag: Lag
     servers: tuple[str, ...] = ()
+    others_share: float | None = None
 
     @property
     def stopped_early(self) -> bool:
@@ -145,7 +148,7 @@ class LoadResult:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on possible errors of the figures; empty without any."""
-        found = []
+        found = disturbed_sentence(self.others_share)
         if self.lag.p99_ns > LAG_LIMIT_NS:
             found.append(
                 f"1 % of the queries were sent {self.lag.p99_ns / 1e6:.1f} ms late or more, since the load generator "
@@ -182,6 +185,7 @@ class LoadResult:
             "warmup_ns": self.warmup_ns,
             "sent_until_ns": self.sent_until_ns,
             "lag": asdict(self.lag),
+            "others_share": self.others_share,
             "tenants": [asdict(tenant) for tenant in self.tenants],
             "queries": queries,
             "summary": to_json(self.summary),
@@ -208,6 +212,7 @@ class LoadResult:
                 started_at=data["started_at"],
                 lag=Lag(**data["lag"]),
                 servers=tuple(data["servers"]),
+                others_share=data.get("others_share"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{source}: not a load result as docs/metrics.md describes it: {error!r}") from error

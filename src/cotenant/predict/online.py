@@ -59,7 +59,6 @@ class Calibration:
 
     - `weight`: weight of a new observation. The first ones have 1 / count; `warm_up` of them make a factor.
     - `tolerance`: relative change of a factor that makes a new predictor.
-    - `relaxation`: multiplies the logarithms of a tenant's factors after a refusal.
     - `smallest`, `largest`: bounds of observed / predicted, so that one stalled launch changes little.
     - `shift`: when the last _RECENT launches all differ from the mean to the same side by more than this factor, the
       mean becomes their median, without bounds. A wrong profile is corrected after so few launches however wrong it is.
@@ -72,7 +71,6 @@ class Calibration:
     smallest: float = 0.25
     largest: float = 8.0
     warm_up: int = 8
-    relaxation: float = 0.8
     shift: float = 1.5
     _known: dict[str, dict[int, _Observed]] = field(default_factory=dict)
     _scales: dict[str, float | dict[int, float]] = field(default_factory=dict)
@@ -109,17 +107,6 @@ class Calibration:
                 shape: _Observed(log(factor), self.warm_up, factor) for shape, factor in found.items()
             }
             self._renewed((tenant,))
-
-    def relax(self, tenant: str) -> Scales | None:
-        """Reduce a tenant's factors after a query was refused as too slow. Returns factors as `observe` does.
-
-        While all queries are refused, no launch can correct a factor that is too large.
-        """
-        slower = [each for each in self._known.get(tenant, {}).values() if each.log > 0.0]
-        for each in slower:
-            each.log *= self.relaxation
-            each.factor = exp(each.log)
-        return self._renewed((tenant,)) if slower else None
 
     def forget(self, tenant: str) -> None:
         """Remove the observations of a tenant that was replaced."""
@@ -323,15 +310,6 @@ class OnlineModel:
         """Latency in ns of the whole model in the largest partition."""
         work = Work(tenant, shape, items, 0, self.predictor.unit_count(tenant))
         return self.predictor.latency_ns(work, self.widest)
-
-    def doubt(self, tenants: Iterable[str]) -> PredictorChanged | None:
-        """Reduce the factors of tenants after a query was refused because they are too slow together."""
-        before = self.predictor
-        scales: Scales | None = None
-        for tenant in tenants if self._adapt else ():
-            scales = self._calibration.relax(tenant) or scales
-        self._use(scales)
-        return None if self.predictor is before else PredictorChanged(self.predictor)
 
     def pressed(self, beside: float) -> PredictorChanged | None:
         """Set the measured memory pressure of other processes; changes below _PRESSURE_STEP are ignored."""

@@ -15,6 +15,7 @@ from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.engine.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.engine.driver import LAG_BUCKETS_NS
 from cotenant.serve.engine.queries import EngineFigures
+from cotenant.serve.processor_time import ProcessorTime
 from cotenant.shortages import Resource
 from cotenant.types import LossCause, Outcome
 
@@ -36,7 +37,7 @@ class _Families(Collector):
         lost: Lost,
         merge_checks: MergeChecks,
         engine: Callable[[], EngineFigures],
-        processes: Callable[[], Mapping[str, float]],
+        processes: ProcessorTime | None,
     ) -> None:
         self._processes = processes
         self._counters = counters
@@ -73,14 +74,8 @@ class _Families(Collector):
         yield queued
         yield from _of_engine(self._engine())
         yield from _of_workers(self._executor.workers())
-        own = CounterMetricFamily(
-            "cotenant_server_cpu_seconds",
-            "Processor time of the server's processes: engine, front_end, worker, loader.",
-            labels=["process"],
-        )
-        for kind, used_s in self._processes().items():
-            own.add_metric([kind], used_s)
-        yield own
+        if self._processes is not None:
+            yield from _of_processes(self._processes)
         short = CounterMetricFamily(
             "cotenant_shortages",
             "Resources that the operating system refused to give.",
@@ -210,6 +205,20 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     return iter([restarts, resident, start, load, cpu])
 
 
+def _of_processes(time: ProcessorTime) -> Iterator[Metric]:
+    own = CounterMetricFamily(
+        "cotenant_server_cpu_seconds",
+        "Processor time of the server's processes: engine, front_end, worker, loader.",
+        labels=["process"],
+    )
+    for kind, used_s in time.seconds().items():
+        own.add_metric([kind], used_s)
+    cores_s, others_s = time.others.read()
+    cores = CounterMetricFamily("cotenant_core_seconds", "Time of all cores of the server, idle or not.", cores_s)
+    others = "Time that processes outside of the server, without load generators, and the host took from its cores."
+    return iter([own, cores, CounterMetricFamily("cotenant_other_processes_cpu_seconds", others, others_s)])
+
+
 def _triton(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     def counter(name: str, text: str, value: Callable[[TenantCounters], float]) -> Metric:
         # Triton's names have no `_total`, which a counter family would append
@@ -248,7 +257,7 @@ class MetricsPage:
         lost: Lost = MappingProxyType({}),
         merge_checks: MergeChecks = MappingProxyType({}),
         engine: Callable[[], EngineFigures] = EngineFigures,
-        processes: Callable[[], Mapping[str, float]] = dict,
+        processes: ProcessorTime | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, engine, processes))

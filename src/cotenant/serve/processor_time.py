@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from cotenant import linux
+from cotenant.measure.busy import OthersClock
 
 ENGINE, FRONT_END, WORKER, LOADER = "engine", "front_end", "worker", "loader"
 _KINDS = {
@@ -25,6 +26,7 @@ class ProcessorTime:
 
     def __init__(self, root: int) -> None:
         self.root = root
+        self.others = OthersClock(lambda: self.root, linux.available_cores())
         self._lock = threading.Lock()
         self._last: dict[tuple[str, int], float] = {}
 

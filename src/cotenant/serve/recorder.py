@@ -8,8 +8,9 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -20,9 +21,10 @@ from cotenant.core.events import Event, LaunchEnded, PolicyChanged, TenantAdded,
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
+from cotenant.measure.busy import CoreTime
 from cotenant.predict.table import TablePredictor
 from cotenant.shortages import Resource, report, start_thread
-from cotenant.trace import EventsMissing, Header, TraceWriter, header
+from cotenant.trace import EventsMissing, Header, OthersTook, TraceWriter, header
 from cotenant.work import Machine
 
 FLUSH_S = 0.1
@@ -33,6 +35,8 @@ MOST_EVENTS = 1 << 16
 """Maximum number of queued events: some seconds of a busy server."""
 MOST_BYTES = 64 << 20
 """Maximum estimated memory of queued events, from the three sizes below."""
+OTHERS_S = 2.0
+"""Seconds between two records of the time that other processes took, while there are events."""
 NICE = 10
 """Nice value of the thread, equal to that of the threads that decompress requests."""
 _EVENT_BYTES, _ACTION_BYTES, _TASK_BYTES = 400, 300, 200
@@ -70,7 +74,10 @@ class Recorder:
         limit_bytes: int | None = None,
         most_events: int = MOST_EVENTS,
         most_bytes: int = MOST_BYTES,
+        core_time: Callable[[], CoreTime] | None = None,
     ) -> None:
+        self._core_time, self._core_last, self._core_s = core_time, CoreTime(0.0, 0.0), 0.0
+        """Where the time of cores is read, the last reading, and its time of the monotonic clock in s."""
         self._path = path
         self._most_events, self._most_bytes = most_events, most_bytes
         self._waiting: deque[_Entry] = deque()
@@ -158,6 +165,7 @@ class Recorder:
                 is_last = self._closing.wait(FLUSH_S)
                 while entries := self._take():
                     self._writer.write([each[:3] for each in entries])  # releases the interpreter lock
+                    self._write_others(entries[-1][0])
             if self._missing:
                 self._writer.write([self._gap()[:3]])
             self._writer.close()
@@ -166,6 +174,17 @@ class Recorder:
             self._stop(error)
         if self._lock is not None:
             self._lock.close()
+
+    def _write_others(self, time_ns: int) -> None:
+        """Write what other processes took since the last reading, after OTHERS_S. Time without events is left out."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._core_s
+        if self._core_time is None or passed_s < OTHERS_S:
+            return
+        last, self._core_last, self._core_s = self._core_last, self._core_time(), now_s
+        took = OthersTook(*(round(1e9 * (now - was)) for now, was in zip(self._core_last, last, strict=True)))
+        if passed_s < 2 * OTHERS_S and took.cores_ns:
+            self._writer.write([(time_ns, took, [])])
 
     def _take(self) -> list[_Entry]:
         """Dequeue at most _ENCODED_AT_ONCE events."""

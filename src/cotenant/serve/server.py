@@ -140,7 +140,7 @@ class Server(Backend):
         self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
         more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
         self.processor_time = ProcessorTime(os.getpid())
-        self._page = MetricsPage(self.counters.by_tenant, *looks, *more, self.processor_time.seconds)
+        self._page = MetricsPage(self.counters.by_tenant, *looks, *more, self.processor_time)
         self._driver: Driver | None = None
         self.gates: Mapping[str, Gate] = {}
         """Shut gates by tenant."""

@@ -59,6 +59,7 @@ class Serving:
                 server.machine,
                 launch_ns=launch_ns_of(profile_path(server.root)),
                 limit_bytes=_TRACE_LIMIT_BYTES,
+                core_time=server.processor_time.others.read,
             )
         beside = self._recorder, self._replanner, self._cpu_latency_qos
         server.start(*[each for each in beside if each is not None])

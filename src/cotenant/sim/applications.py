@@ -7,7 +7,7 @@ come from the predictor of the engine, or from a plan.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from cotenant.core.actions import Action, Respond
 from cotenant.core.admission import most_cores
 from cotenant.core.engine import Engine
 from cotenant.core.events import ApplicationEnded, Event, QueryArrived
-from cotenant.core.flow import AloneNs, Flow, StageGraph, StartStages
+from cotenant.core.flow import AloneNs, Flow, FlowProbes, StageGraph, StartStages
 from cotenant.sim.driver import Log
 from cotenant.types import Outcome, Query, Tenant
 
@@ -35,7 +35,6 @@ class StagedEngine:
     Only the rows of a stage's tensors are known. First stages have the shape of the query, later ones the smallest
     declared shape of their model, as a server predicts before the tensors exist. `log` gets the events of the wrapped
     engine, which numbers queries with one counter, as in a server. Respond actions have the ids of the workload.
-    `doubt` is called when a stage was refused since its tenant is predicted to be too slow.
     """
 
     def __init__(
@@ -43,14 +42,13 @@ class StagedEngine:
         engine: Engine,
         applications: Mapping[str, SimulatedApplication],
         log: Log | None = None,
-        doubt: Callable[[Iterable[str]], Event | None] | None = None,
     ) -> None:
         self._engine = engine
         self.policy = engine.policy
         self._applications = applications
         self._widest = most_cores(engine.policy.spec)
         self._log = log
-        self._doubt = doubt
+        self._probes = FlowProbes()
         self._flows: dict[int, Flow] = {}
         self._stages: dict[int, tuple[Flow, int]] = {}
         self._numbers = count()
@@ -91,6 +89,7 @@ class StagedEngine:
         graph = application.graph
         known = {stage: (query.shape, query.items) for stage, needed in enumerate(graph.after) if not needed}
         flow = self._flows[number] = Flow(graph, query, self._alone_ns(application), known)
+        self._probes.admit(flow, self._alone_ns(application), query.arrival_ns)
         return [flow.arrived, *flow.begin()]
 
     def _start(self, step: StartStages, now_ns: int) -> list[Event]:
@@ -112,14 +111,12 @@ class StagedEngine:
         steps = flow.stage_ended(stage, respond.outcome, respond.reason, now_ns)
         for step in steps:
             if type(step) is ApplicationEnded:
+                self._probes.ended(flow, step.outcome, now_ns)
                 del self._flows[step.query]
                 out.append(Respond(self._given.pop(step.query), step.outcome, step.reason))
-        application = self._applications[flow.query.tenant]
-        if self._doubt is None or respond.outcome is not Outcome.REJECTED:
-            return [*steps]
-        is_slow = flow.is_too_slow(stage, self._alone_ns(application))
-        doubted = self._doubt([tenant.name for tenant in application.tenants]) if is_slow else None
-        return [*steps] if doubted is None else [doubted, *steps]
+        if respond.outcome is Outcome.REJECTED:
+            self._probes.refused(flow)
+        return [*steps]
 
     def _alone_ns(self, application: SimulatedApplication) -> AloneNs:
         predictor = self._engine.predictor

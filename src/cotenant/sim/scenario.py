@@ -9,7 +9,7 @@ measures them).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from math import exp, prod
@@ -161,12 +161,6 @@ class Follower(Protocol):
 
     def replied(self, delay_ns: int) -> None:
         """Note that a response was written `delay_ns` after the end of its query."""
-
-    def doubt(self, tenants: Iterable[str]) -> Event | None:
-        """Note that a query was refused, since these tenants together are predicted to be too slow.
-
-        Returns the next event, if any.
-        """
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         """Observe an event and its actions. Returns the next event, if any."""
@@ -371,9 +365,8 @@ def run_scenario(
         engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.machine), None
         engine.follower, engine.log, engine.replies = follower, log, []
     driven: Engine | StagedEngine = engine
-    doubt = None if follower is None else follower.doubt
     if scenario.applications:
-        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log, doubt), None
+        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log), None
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}

@@ -1,6 +1,6 @@
 """Traces: the append-only log of events and actions, its replay, and the analyses that read it."""
 
-from cotenant.trace.record_check import EventsMissing
+from cotenant.trace.record_check import EventsMissing, OthersTook
 from cotenant.trace.trace_log import (
     FORMAT,
     Header,
@@ -14,6 +14,7 @@ from cotenant.trace.trace_log import (
     headroom_ns,
     in_lines,
     missing_events,
+    others_share,
     read,
     replay,
     same_decisions,
@@ -24,6 +25,7 @@ __all__ = [
     "FORMAT",
     "EventsMissing",
     "Header",
+    "OthersTook",
     "Record",
     "TraceError",
     "TraceWriter",
@@ -34,6 +36,7 @@ __all__ = [
     "headroom_ns",
     "in_lines",
     "missing_events",
+    "others_share",
     "read",
     "replay",
     "same_decisions",

@@ -117,6 +117,8 @@ class ApplicationHistory(Tabular):
     outcome: str = ""
     reason: str = ""
     stages: list[StageHistory] = field(default_factory=list)
+    predicted_ns: int = 0
+    """Predicted latency of a probe; 0 for other queries."""
 
     @override
     def rows(self) -> list[dict[str, Any]]:
@@ -132,6 +134,8 @@ class ApplicationHistory(Tabular):
         ]
         if self.reason:
             lines.append(f"Reason given to the client: {self.reason}.")
+        if self.predicted_ns:
+            lines.append(f"It ran as a probe, though its predicted latency of {_ms(self.predicted_ns)} does not fit.")
         for each in self.stages:
             begun, due = each.arrival_ns - self.arrival_ns, each.deadline_ns - self.arrival_ns
             if each.outcome:
@@ -280,6 +284,7 @@ def _explain(records: Iterable[Record], query: int, fits: GroupFits | None) -> Q
         elif record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
             whole = ApplicationHistory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
+            whole.predicted_ns = arrived.get("predicted_ns", 0)
         elif record.kind == "ApplicationEnded" and whole is not None and record.event["query"] == query:
             ended = record.event
             whole.ended_ns, whole.outcome, whole.reason = ended["ended_ns"], ended["outcome"], ended["reason"]

@@ -18,7 +18,7 @@ from cotenant.work import Share
 _ACTIONS: Mapping[str, type[Action]] = {"Launch": Launch, "Respond": Respond}
 _SKIPPED = (
     *("LogFull", "LaunchExpanded", "TimerFired", "LookAheadDue"),
-    *("DrainStarted", "QueryCancelled", "QueryWithdrawn"),
+    *("DrainStarted", "QueryCancelled", "QueryWithdrawn", "OthersTook"),
 )
 """Kinds of records of which only the actions matter for lost queries."""
 

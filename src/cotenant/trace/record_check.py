@@ -30,6 +30,15 @@ class EventsMissing:
     events: int
 
 
+@dataclass(frozen=True, slots=True)
+class OthersTook:
+    """Time of all cores of the server in ns since the last such record, and the part that others took. In place of an
+    event; the host counts as another process."""
+
+    cores_ns: int
+    others_ns: int
+
+
 class GapError(CotenantError):
     """A record does not follow from those before it. The text ends a sentence that names the line."""
 

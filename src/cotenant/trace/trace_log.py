@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import convert, structs
@@ -29,7 +29,7 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.scales import Scales
 from cotenant.predict.table import TablePredictor
 from cotenant.profiles.latency_table import LatencyTable
-from cotenant.trace.record_check import EventsMissing, RecordCheck
+from cotenant.trace.record_check import EventsMissing, OthersTook, RecordCheck
 from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
@@ -38,8 +38,10 @@ FORMAT = "cotenant-trace/3"
 _MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records that a writer keeps in memory before it writes them."""
-_MISSING = b'"EventsMissing",'
 
+_Mark = TypeVar("_Mark", EventsMissing, OthersTook)
+_MARKS: Mapping[str, type[EventsMissing | OthersTook]] = {each.__name__: each for each in (EventsMissing, OthersTook)}
+"""Records in place of events, by kind."""
 _RENAMED_KINDS = {"Grow": "Expand", "LaunchGrew": "LaunchExpanded"}
 """Kinds of events and actions that older traces name otherwise, by their old name."""
 
@@ -196,7 +198,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 _RECORD = msgspec.json.Decoder(tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]])
 
 
-def encode(time_ns: int, event: Event | EventsMissing, actions: Sequence[Action]) -> bytes:
+def encode(time_ns: int, event: Event | EventsMissing | OthersTook, actions: Sequence[Action]) -> bytes:
     """One record as a line, without the line end."""
     plain: object = event
     if type(event) is core_events.PolicyChanged:  # a dataclass, so the encoder would write its fields
@@ -241,7 +243,7 @@ class TraceWriter:
         records, self._records = self._records, []
         self.write(records)
 
-    def write(self, records: Iterable[tuple[int, Event | EventsMissing, list[Action]]]) -> None:
+    def write(self, records: Iterable[tuple[int, Event | EventsMissing | OthersTook, list[Action]]]) -> None:
         """Encode records and write them to the file."""
         for time_ns, event, actions in records:
             if self._left is not None and self._left <= 0:
@@ -345,11 +347,25 @@ def _current_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def missing_events(path: Path) -> int:
     """Number of events missing in the gaps of a trace. Raises TraceError."""
+    return sum([each.events for each in _marks(path, EventsMissing)])
+
+
+def others_share(path: Path) -> float | None:
+    """Part (0 to 1) of the cores' time that other processes took while the trace has events; None where it has no
+    records of it. Raises TraceError."""
+    found = _marks(path, OthersTook)
+    cores_ns = sum([each.cores_ns for each in found])
+    return min(1.0, sum([each.others_ns for each in found]) / cores_ns) if cores_ns > 0 else None
+
+
+def _marks(path: Path, kind: type[_Mark]) -> list[_Mark]:
+    """The records of this kind in a trace, in place of events. Raises TraceError."""
+    name = f'"{kind.__name__}",'.encode()
     with open_regular(path, TraceError) as file:
         lines = iter(partial(_line, file, path), b"")
-        gaps = [line for line in lines if line[:64].partition(b",")[2].startswith(_MISSING) and line.endswith(b"\n")]
+        found = [line for line in lines if line[:64].partition(b",")[2].startswith(name) and line.endswith(b"\n")]
     try:
-        return sum([msgspec.convert(_RECORD.decode(line)[2], EventsMissing).events for line in gaps])
+        return [msgspec.convert(_RECORD.decode(line)[2], kind) for line in found]
     except UNREADABLE as error:
         raise TraceError(f"{path}: a line is not a record ({error})") from None
 
@@ -380,8 +396,8 @@ def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
         return msgspec.convert(event.get("predictor"), _PlainPredictor, str_keys=True)
     if kind == "PolicyChanged":
         return msgspec.convert(event, _PlainPolicy)
-    if kind == "EventsMissing":
-        return msgspec.convert(event, EventsMissing)
+    if kind in _MARKS:
+        return msgspec.convert(event, _MARKS[kind])
     return None if kind == "LogFull" else decode_event(kind, event)
 
 
@@ -443,6 +459,8 @@ def replay(
         for record in lines:
             if record.kind in ("LogFull", "EventsMissing"):
                 return
+            if record.kind == "OthersTook":
+                continue
             fed = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):
                 policy = RecordedPolicy(event.policy)

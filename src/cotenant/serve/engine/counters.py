@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from cotenant.core.actions import Action, Launch, Probe, Respond
 from cotenant.core.events import (
     AnswerLate,
+    ApplicationArrived,
     ApplicationEnded,
     Event,
     LaunchEnded,
@@ -188,6 +191,8 @@ class Counters:
         """Count an event. Returns AnswerLate if a client left after the deadline with an in-time answer unwritten."""
         if isinstance(event, QueryArrived):
             self._arrived(event.query)
+        elif isinstance(event, ApplicationArrived):
+            self.by_tenant[event.application].probes += event.predicted_ns is not UNSET
         elif isinstance(event, LaunchEnded):
             launch, owner = self._running.pop(event.launch)
             if timing is not None:

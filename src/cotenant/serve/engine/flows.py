@@ -16,8 +16,8 @@ from msgspec import structs
 
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
-from cotenant.core.events import ApplicationArrived, ApplicationEnded, PredictorChanged
-from cotenant.core.flow import Flow, StartStages, Step
+from cotenant.core.events import ApplicationArrived, ApplicationEnded, QueryWithdrawn
+from cotenant.core.flow import Flow, FlowProbes, StartStages, Step
 from cotenant.execute.protocol import Tensors
 from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_form import result_of
@@ -73,6 +73,8 @@ class Flows:
         self._counters = counters
         self._beliefs = beliefs
         self._find = find
+        self._probes = FlowProbes()
+        """Used under the driver's lock."""
         self._runs: dict[int, _Run] = {}
         self._changed = threading.Condition()
         self._refuses = False
@@ -102,6 +104,7 @@ class Flows:
         def arrive(number: int, now_ns: int) -> ApplicationArrived:
             query = query_of(application, QueryForm(items, 0, 0), request, self._counters, number, now_ns)
             flow = Flow(spec.graph, query, partial(self._alone_ns, application), known, kept)
+            self._probes.admit(flow, partial(self._alone_ns, application), now_ns)
             runs.append(_Run(flow, application, request, done, wanted, kept, forms))
             with self._changed:
                 self._runs[number] = runs[0]
@@ -126,6 +129,7 @@ class Flows:
             runs = [run for run in self._runs.values() if run.application.spec.name == application]
         for run in runs:
             self._end(run, Outcome.FAILED, reason)
+        self._driver().read(lambda _: self._probes.forget(application))
 
     def refuse(self) -> None:
         """Refuse new queries; running queries continue."""
@@ -198,7 +202,7 @@ class Flows:
                 with run.lock:
                     run.outputs[stage] = outputs
             elif respond.outcome is Outcome.REJECTED:
-                self._lower_estimate(run, stage)
+                self._driver().read(lambda _: self._probes.refused(run.flow))
             self._stage_ended(run, stage, respond.outcome, respond.reason)
         except Exception:  # the client still gets an answer
             _log.exception("query %d failed between two stages", run.flow.query.id)
@@ -210,7 +214,12 @@ class Flows:
         assert isinstance(first, ApplicationEnded)
         result = result_of(first, run.wanted, run.outputs)
         ended = ApplicationEnded(first.query, result.outcome, result.reason or first.reason, first.ended_ns)
-        self._driver().post_from(lambda _: [ended, *withdrawn])
+
+        def end(_: Engine) -> list[ApplicationEnded | QueryWithdrawn]:
+            self._probes.ended(run.flow, ended.outcome, ended.ended_ns)
+            return [ended, *withdrawn]
+
+        self._driver().post_from(end)
         try:
             run.done(result)
         except Exception:
@@ -224,20 +233,6 @@ class Flows:
     def _alone_ns(self, application: ServedApplication, stage: int, shape: int, items: int) -> int:
         """Predicted solo latency of a stage in ns. Called under the driver's lock."""
         return self._beliefs.alone_ns(application.models[stage].tenant.name, shape, items)
-
-    def _lower_estimate(self, run: _Run, stage: int) -> None:
-        """Reduce the latency estimates of an application if a stage was rejected because of them.
-
-        Without this, an overestimate would reject every query and would never be corrected.
-        """
-        application = run.application
-
-        def look(_: Engine) -> list[PredictorChanged]:
-            is_slow = run.flow.is_too_slow(stage, partial(self._alone_ns, application))
-            doubted = self._beliefs.doubt(application.tenants) if is_slow else None
-            return [] if doubted is None else [doubted]
-
-        self._driver().post_from(look)
 
 
 def _stage_request(
