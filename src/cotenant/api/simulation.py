@@ -29,7 +29,7 @@ from cotenant.predict.conformal import UPPER_QUANTILE
 from cotenant.profiles.profile_file import Profile, load_profile
 from cotenant.report.bound_text import facts
 from cotenant.report.lost_text import lost_facts
-from cotenant.repository import contention_path, profile_path
+from cotenant.repository import application_names, contention_path, profile_path, readable_versions
 from cotenant.repository.measured_content import changes, refuse_changes
 from cotenant.repository.server_settings import settings_of
 from cotenant.serve.services import plan_files
@@ -40,6 +40,8 @@ from cotenant.trace import TraceWriter, header, read
 from cotenant.trace.basis import GroupTally
 from cotenant.trace.bound import bound_of
 from cotenant.trace.lost import LossAccount
+from cotenant.trace.recorded_workload import is_trace, models_by_tenant, recorded_workload
+from cotenant.trace.trace_log import OnRead
 from cotenant.workload import Workload, load_workload, parse_workload, scale
 from cotenant.world.kinds import WorldKind
 
@@ -281,9 +283,9 @@ def simulate(
 ) -> SimulatedRun:
     """Simulate a workload with the profile of a repository under one policy; no model runs.
 
-    `workload` is a file, a Workload, or the tables of a file as a mapping. `policy` is by default that of the
-    settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores": [0, 1]}, and of
-    tenants, as {"tenant.resnet.slo_ms": 50}.
+    `workload` is a file, a recorded trace, a Workload, or the tables of a file as a mapping. `policy` is by default
+    that of the settings, `seed` that of the workload. `settings` are keys of `cotenant.toml`, as {"device.cores":
+    [0, 1]}, and of tenants, as {"tenant.resnet.slo_ms": 50}.
     `noise` is the deviation of the logarithm of latencies; each launch costs `decision_us` microseconds before
     it, by default as measured with the profile. Requests cost what the profile says, if it has their cost.
     `world` is "table", "contention" or "groups"; see `cotenant simulate --help`. `trace` is a file for the trace of the
@@ -304,10 +306,8 @@ def simulate(
 
     Raises CotenantError for files that are missing, wrong or stale, and for an unknown policy.
     """
-    if isinstance(workload, Workload):
-        spec = workload
-    else:
-        spec = parse_workload(workload) if isinstance(workload, Mapping) else load_workload(Path(workload))
+    models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
+    spec = workload_of(workload, models)
     try:
         kind = None if world is None else WorldKind(world)
     except ValueError:
@@ -315,10 +315,33 @@ def simulate(
     file = None if trace is None else Path(trace)
     options = SimulationOptions(1.0, noise, decision_us, kind, file, bound, stale)
     policies = () if policy is None else (policy,)
-    models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
     made = Simulation(spec, models, settings, policies, options, _log.warning)
     [found] = made.runs([spec.seed if seed is None else seed])
     return found
+
+
+def workload_of(
+    workload: str | os.PathLike[str] | Workload | Mapping[str, Any],
+    repository: Path | Mapping[str, AssumedModel],
+    on_read: OnRead = lambda done, total: None,
+) -> Workload:
+    """The workload of `simulate`: that of a file, of tables, or the arrivals of a trace for the models of a repository.
+
+    Raises CotenantError for a file that is neither, and for a trace with an unknown tenant.
+    """
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, Mapping):
+        return parse_workload(workload)
+    path = Path(workload)
+    if not is_trace(path):
+        return load_workload(path)
+    if isinstance(repository, Mapping):
+        known = {name: name for name in repository}
+    else:
+        known = {each.tenant: each.model for each in readable_versions(repository) if each.is_default}
+        known |= {name: name for name in application_names(repository)}
+    return recorded_workload(path, models_by_tenant(known), on_read)
 
 
 def _taken(chosen: dict[str, object], section: str) -> dict[str, object]:

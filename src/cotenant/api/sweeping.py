@@ -13,12 +13,12 @@ from typing import Any
 from typing_extensions import override
 
 from cotenant.api.assumed import AssumedModel
-from cotenant.api.simulation import SimulatedRun, Simulation, SimulationOptions
+from cotenant.api.simulation import SimulatedRun, Simulation, SimulationOptions, workload_of
 from cotenant.errors import ConfigError
 from cotenant.measure.campaign import OnStep
 from cotenant.report.svg import Chart
 from cotenant.tabular import Tabular
-from cotenant.workload import Workload, load_workload, parse_workload
+from cotenant.workload import Workload
 
 RATE, POLICY, NOISE, DECISION_US = "rate", "policy", "noise", "decision_us"
 PLAIN_KEYS = (RATE, POLICY, NOISE, DECISION_US)
@@ -102,11 +102,8 @@ def sweep(
 
     Raises CotenantError for files, keys and values that are wrong.
     """
-    if isinstance(workload, Workload):
-        spec = workload
-    else:
-        spec = parse_workload(workload) if isinstance(workload, Mapping) else load_workload(Path(workload))
     models = dict(repository) if isinstance(repository, Mapping) else Path(repository)
+    spec = workload_of(workload, models)
     policies = () if policy is None else (policy,)
     steps = swept(spec, models, key, values, policies, settings, SimulationOptions(noise=noise))
     return Sweep(key, tuple(values), tuple(run for _, run in steps))

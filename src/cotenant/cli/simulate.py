@@ -24,7 +24,7 @@ from cotenant.world.kinds import WorldKind
 
 @with_records
 def simulate(
-    workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as for 'cotenant load'.")],
+    workload: Annotated[Path, typer.Argument(help="Workload file (TOML) as for 'cotenant load', or a recorded trace.")],
     repository: Repository,
     *,
     policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; can be repeated.")] = None,
@@ -64,17 +64,17 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload with the profile of a repository under one or more policies."""
-    from cotenant.api.simulation import Simulation, SimulationOptions
+    from cotenant.api.simulation import Simulation, SimulationOptions, workload_of
     from cotenant.cli.console import console as make_console
-    from cotenant.cli.progress import progress
+    from cotenant.cli.progress import progress, reading
     from cotenant.policies.registry import policy_text
     from cotenant.report.bound_text import sentences
     from cotenant.report.lost_text import lost_table
     from cotenant.report.tables import outcome_table
-    from cotenant.workload import load_workload
 
     chosen = options.chosen()
-    spec = load_workload(workload)
+    with reading(workload, quiet=as_json) as on_read:
+        spec = workload_of(workload, repository, on_read)
     assumed = SimulationOptions(factor, noise, decision_us, world, trace, bound, stale)
     warn = partial(typer.echo, err=True)
     simulation = Simulation(spec, repository, chosen, policy or (), assumed, warn)

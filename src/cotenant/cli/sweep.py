@@ -24,7 +24,7 @@ def sweep(
             help="A key as for --set, or rate (factor on all rates), policy, noise, decision_us; and its values.",
         ),
     ],
-    workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as for 'cotenant load'.")],
+    workload: Annotated[Path, typer.Argument(help="Workload file (TOML) as for 'cotenant load', or a recorded trace.")],
     repository: Repository,
     *,
     policy: Annotated[str | None, typer.Option(help="Policy to simulate.")] = None,
@@ -37,16 +37,17 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload once for each value of a key. Ctrl-C shows the values that are done."""
-    from cotenant.api.simulation import SimulatedRun, SimulationOptions
+    from cotenant.api.simulation import SimulatedRun, SimulationOptions, workload_of
     from cotenant.api.sweeping import Sweep as Found
     from cotenant.api.sweeping import swept
     from cotenant.cli.console import console
-    from cotenant.cli.progress import progress
+    from cotenant.cli.progress import progress, reading
     from cotenant.files import write_whole
-    from cotenant.workload import load_workload
 
     key, values = values_of(assignment)
-    spec, assumed = load_workload(workload), SimulationOptions(noise=noise, is_stale=stale)
+    assumed = SimulationOptions(noise=noise, is_stale=stale)
+    with reading(workload, quiet=as_json) as on_read:
+        spec = workload_of(workload, repository, on_read)
     policies = () if policy is None else (policy,)
     done: list[tuple[object, SimulatedRun]] = []
     is_whole = True
