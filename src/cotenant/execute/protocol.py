@@ -227,6 +227,10 @@ class ModelExecutor(Executor, Protocol):
     """Largest size of the outputs of one launch in bytes; a larger launch fails. Set before models are loaded."""
 
     @property
+    def loads_apart(self) -> bool:
+        """Whether `load` may run on several threads at once, beside all other methods."""
+
+    @property
     def lanes_change(self) -> bool:
         """Whether launches may use new lanes while it serves."""
 

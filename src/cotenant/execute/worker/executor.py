@@ -46,13 +46,14 @@ class ProcessExecutor(BaseExecutor):
     """
 
     has_tasks = True
+    loads_apart = True
 
     def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()
         self._lane_nice = lane_nice
         self._limits = limits
         self._supervisors: dict[str, WorkerSupervisor] = {}
-        self._loading: dict[str, WorkerSupervisor] = {}
+        self._loading: list[WorkerSupervisor] = []
         self._all: list[WorkerSupervisor] = []
         """Supervisors that have not ended, including those of removed models."""
         self._is_stopping = False
@@ -77,14 +78,14 @@ class ProcessExecutor(BaseExecutor):
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers, self.starter)
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
-            self._loading[tenant] = supervisor
+            self._loading.append(supervisor)
             if self._is_stopping:
                 supervisor.close()
         try:
             supervisor.load()
         finally:
             with self._lock:
-                del self._loading[tenant]
+                self._loading.remove(supervisor)
                 self._all.append(supervisor)
                 if self._is_stopping:
                     supervisor.close()
@@ -123,7 +124,7 @@ class ProcessExecutor(BaseExecutor):
     def cancel_loads(self) -> None:
         with self._lock:
             self._is_stopping = True
-            loading = list(self._loading.values())
+            loading = list(self._loading)
         for supervisor in loading:
             supervisor.close()
 
@@ -169,7 +170,7 @@ class ProcessExecutor(BaseExecutor):
         """Stop. Workers that have not ended at `until_s` are killed."""
         self.cancel_loads()
         with self._lock:
-            supervisors, self._all = [*self._all, *self._loading.values()], []
+            supervisors, self._all = [*self._all, *self._loading], []
             self._supervisors.clear()
         for supervisor in supervisors:
             supervisor.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ class ModelLoader:
     """Loads models for a server. A loader process (`loader_process`) opens, tries and measures each version first.
 
     `cuts_of` returns the cuts of a version from those of its profile. `check_tenants` raises for a tenant name that is
-    in use. `unlocked` releases the server's load lock while the loader process works.
+    in use. `unlocked` releases the server's load lock while the loader process or a model's worker works.
     """
 
     def __init__(
@@ -176,7 +176,8 @@ class ModelLoader:
         served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
         if self.loader_process.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
-        served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
+        with self._unlocked() if self._executor.loads_apart else nullcontext():
+            served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
 
 
