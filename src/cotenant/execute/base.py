@@ -25,8 +25,8 @@ class BaseExecutor:
     lanes_change = True
     has_tasks = False
     """Whether a batch may run as several launches side by side."""
-    loads_apart = False
-    """As in `ModelExecutor`."""
+    has_parallel_loads = False
+    """Whether `load` may run on several threads at once."""
 
     def __init__(self) -> None:
         self.on_event: Callable[[Event], None] = lambda _: None

@@ -227,7 +227,7 @@ class ModelExecutor(Executor, Protocol):
     """Largest size of the outputs of one launch in bytes; a larger launch fails. Set before models are loaded."""
 
     @property
-    def loads_apart(self) -> bool:
+    def has_parallel_loads(self) -> bool:
         """Whether `load` may run on several threads at once, beside all other methods."""
 
     @property

@@ -68,7 +68,7 @@ def closed_shape(tensor: Tensor, side: int = 224, length: int = 128) -> tuple[in
 def make_inputs(
     inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batched: bool, samples: Samples = NO_SAMPLES
 ) -> dict[str, Any]:
-    """Inputs of `items` rows: values of `samples`, else numbers around 0, ones, and short texts of words that it knows.
+    """Inputs of `items` rows: values of `samples`, else numbers around 0, ones, and short texts of known words.
 
     Deterministic.
     """

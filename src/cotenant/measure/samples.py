@@ -21,8 +21,8 @@ from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 
 _KINDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "U": "texts"}
-
 _MOST_WORDS = 8
+"""Words of a made-up text."""
 
 
 class Samples:

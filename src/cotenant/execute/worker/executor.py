@@ -46,7 +46,7 @@ class ProcessExecutor(BaseExecutor):
     """
 
     has_tasks = True
-    loads_apart = True
+    has_parallel_loads = True
 
     def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()

@@ -176,7 +176,7 @@ class ModelLoader:
         served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
         if self.loader_process.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
-        with self._unlocked() if self._executor.loads_apart else nullcontext():
+        with self._unlocked() if self._executor.has_parallel_loads else nullcontext():
             served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
 
