@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -334,3 +335,32 @@ def test_a_model_answers_while_another_is_loaded_and_a_stop_then_loses_nothing(t
     replayed = cotenant("replay", str(root), "--json")
     assert replayed.returncode == 0, replayed.stderr
     assert trace_path(root).read_bytes().count(b'"QueryArrived"') == 1
+
+
+def test_the_worker_starts_while_its_model_is_tried_and_ends_with_a_load_that_fails(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    with serving(root, "--set", "server.load_limit_s=600") as process:
+        before = workers_of(process.popen.pid)
+        write_model(root, "a_loop", config(max_batch=4), {1: lambda: looping(["batch"])})
+        load = threading.Thread(target=fail_to_load, args=(process, "a_loop"))
+        load.start()
+        until_true(lambda: len(workers_of(process.popen.pid)) > len(before), "a worker waits for the model")
+        [waiting] = {*workers_of(process.popen.pid)} - {*before}
+
+        def is_over() -> bool:
+            for each in processes_of(
+                process.popen.pid, "measure.loader_process"
+            ):  # what kills an old one is tried again
+                os.kill(each, signal.SIGKILL)
+            return is_gone(waiting)
+
+        until_true(is_over, "the load has failed")
+        load.join(WAIT_S)
+        assert answers(process)
+        assert process.end(signal.SIGTERM) == 0
+
+
+def fail_to_load(process: Process, model: str) -> None:
+    url = f"{process.url}/v2/repository/models/{model}/load"
+    with pytest.raises(urllib.error.HTTPError), urllib.request.urlopen(url, b"", timeout=WAIT_S):
+        pass

@@ -7,7 +7,8 @@ reason, and its queue waits for the next worker; other tenants are not affected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from typing_extensions import override
@@ -90,6 +91,20 @@ class ProcessExecutor(BaseExecutor):
                 if self._is_stopping:
                     supervisor.close()
         return supervisor
+
+    @override
+    @contextmanager
+    def expecting(self, tenant: str, suffix: str) -> Iterator[None]:
+        """The worker starts, where a starter keeps it, while the model is opened elsewhere."""
+        if self.starter is None:
+            yield
+            return
+        with suppress(OSError):  # the load tries again, and reports it
+            self.starter.expect(tenant, self._lane_nice, suffix)
+        try:
+            yield
+        finally:
+            self.starter.forget(tenant)
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """Let the worker load the sessions of `spec`."""

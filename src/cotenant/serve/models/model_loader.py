@@ -160,12 +160,18 @@ class ModelLoader:
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         spec = VersionSpec(str(self.root), found, policy.spec.shares, device=self._device)
         report = None if self.stored is None else self.stored.find(spec)
-        if report is None:
-            files = stamps_of(spec)
+        if report is not None:
+            return self._worked(found, policy, report)
+        files = stamps_of(spec)
+        with self._executor.expecting(found.tenant, found.path.suffix):
             with self._unlocked():
                 report = self.loader_process.load(structs.replace(spec, known=self._quick.known, verdicts=verdicts()))
             if self.stored is not None:
                 self.stored.keep(spec, files, report)
+            return self._worked(found, policy, report)
+
+    def _worked(self, found: ModelVersion, policy: Policy, report: LoadReport) -> ServedModel:
+        """Let the executor load a version that the loader process, or that of an earlier engine, has opened."""
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
