@@ -6,11 +6,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,8 +28,9 @@ from cotenant.serve.processes import ServerProcesses, loads_folder
 from cotenant.types import Outcome
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
-from processes import WAIT_S, Process, cotenant, processes_of, serving, workers_of
+from processes import COMMAND, WAIT_S, Process, cotenant, processes_of, serving, workers_of
 from repositories import X, config, scaled, write_good, write_model
+from stubborn_models import looping
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children"
@@ -306,3 +310,57 @@ def test_a_query_crosses_in_at_most_512_bytes() -> None:
         ended = EndedQuery(1 << 40, Outcome.ANSWERED, 1 << 40, "12", place, "", 1 << 60)
         assert len(msgspec.msgpack.encode(ended)) <= 512
     arena.close()
+
+
+def test_a_model_answers_while_another_is_loaded_and_a_stop_then_loses_nothing(tmp_path: Path) -> None:
+    """Clients of a start that lasts: the model that is loaded answers them, until the server is told to stop."""
+    root = write_good(tmp_path / "models", "two")
+    write_model(root, "a_loop", config(max_batch=4, more="priority = 1"), {1: lambda: looping(["batch"])})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = "serve", str(root), "--json", "--http-port", str(port), "--grpc-port", "0", "--frontends", "1"
+    process: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}")
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen([*COMMAND, *words], stderr=log, stdout=log) as popen:
+        try:
+            until_true(lambda: answers(process), "the model that is loaded answers")
+            assert not is_ready(process)
+            with urllib.request.urlopen(f"{process.url}/v2/models/two/ready", timeout=WAIT_S) as found:
+                assert json.load(found)["ready"]
+            with pytest.raises(ClientError, match="model 'a_loop' is not served: it is starting"):
+                infer_once(process.url, "a_loop", X)
+            popen.send_signal(signal.SIGTERM)
+            assert popen.wait(WAIT_S) == 0
+        finally:
+            popen.kill()
+    replayed = cotenant("replay", str(root), "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    assert trace_path(root).read_bytes().count(b'"QueryArrived"') == 1
+
+
+def test_the_worker_starts_while_its_model_is_tried_and_ends_with_a_load_that_fails(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    with serving(root, "--set", "server.load_limit_s=600") as process:
+        before = workers_of(process.popen.pid)
+        write_model(root, "a_loop", config(max_batch=4), {1: lambda: looping(["batch"])})
+        load = threading.Thread(target=fail_to_load, args=(process, "a_loop"))
+        load.start()
+        until_true(lambda: len(workers_of(process.popen.pid)) > len(before), "a worker waits for the model")
+        [waiting] = {*workers_of(process.popen.pid)} - {*before}
+
+        def is_over() -> bool:
+            for each in processes_of(
+                process.popen.pid, "measure.loader_process"
+            ):  # what kills an old one is tried again
+                os.kill(each, signal.SIGKILL)
+            return is_gone(waiting)
+
+        until_true(is_over, "the load has failed")
+        load.join(WAIT_S)
+        assert answers(process)
+        assert process.end(signal.SIGTERM) == 0
+
+
+def fail_to_load(process: Process, model: str) -> None:
+    url = f"{process.url}/v2/repository/models/{model}/load"
+    with pytest.raises(urllib.error.HTTPError), urllib.request.urlopen(url, b"", timeout=WAIT_S):
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 
@@ -25,6 +26,8 @@ class BaseExecutor:
     lanes_change = True
     has_tasks = False
     """Whether a batch may run as several launches side by side."""
+    has_parallel_loads = False
+    """Whether `load` may run on several threads at once."""
 
     def __init__(self) -> None:
         self.on_event: Callable[[Event], None] = lambda _: None
@@ -38,6 +41,10 @@ class BaseExecutor:
         self._late: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._late_thread = threading.Thread(target=self._end_late, name="cotenant-failed-launches", daemon=True)
         self._late_thread.start()  # now, and not in the middle of a decision's actions
+
+    def expecting(self, tenant: str, suffix: str) -> AbstractContextManager[None]:
+        """Does nothing: there are no workers."""
+        return nullcontext()
 
     @property
     def max_answer_bytes(self) -> int:

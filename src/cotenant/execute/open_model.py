@@ -23,6 +23,11 @@ def engine_of(path: Path) -> Format:
     return found
 
 
+def import_engine(suffix: str) -> None:
+    """Import what opens files that end in `suffix`. Raises KeyError for an unknown one, and errors of its import."""
+    resolve_name(formats()[suffix].factory)
+
+
 def open_model(
     path: Path,
     *,

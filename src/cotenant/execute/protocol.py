@@ -207,6 +207,12 @@ class WorkerStarter(Protocol):
     def start(self, tenant: str, nice: int) -> Any:
         """Start a worker process. Raises OSError."""
 
+    def expect(self, tenant: str, nice: int, suffix: str) -> None:
+        """Start a worker for the next `start` of the tenant, which may import what such files need. Raises OSError."""
+
+    def forget(self, tenant: str) -> None:
+        """End the worker of `expect` that no `start` has taken."""
+
     def adopt(self, tenant: str) -> Any:
         """A worker that an engine before this one left behind; None where there is none any more."""
 
@@ -225,6 +231,13 @@ class ModelExecutor(Executor, Protocol):
 
     max_answer_bytes: int
     """Largest size of the outputs of one launch in bytes; a larger launch fails. Set before models are loaded."""
+
+    @property
+    def has_parallel_loads(self) -> bool:
+        """Whether `load` may run on several threads at once, beside all other methods."""
+
+    def expecting(self, tenant: str, suffix: str) -> AbstractContextManager[None]:
+        """A block in which a model of the tenant, from a file that ends in `suffix`, is going to be loaded."""
 
     @property
     def lanes_change(self) -> bool:

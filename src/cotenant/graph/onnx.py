@@ -35,6 +35,9 @@ _ORT_NAMES: dict[int, str] = {
 _ELEMENT_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2}
 _MOST_BYTES = (1 << 31) - 1
 """Largest ONNX file: the limit of protobuf messages."""
+_WORDS = frozenset({"pool_strings", "keys_strings", "keys_tensor", "cats_strings", "string_vocabulary"})
+"""Attributes with the texts that an operator looks up."""
+_MOST_WORDS = 4096
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -66,6 +69,17 @@ def read_model(path: Path) -> onnx.ModelProto:
             f"model file {path} holds no ONNX graph; it may be cut short or another format: export it again"
         )
     return model
+
+
+def vocabulary(path: Path) -> tuple[str, ...]:
+    """Words that operators of a model look up in its inputs, each once, `_MOST_WORDS` at most. Raises GraphError."""
+    words: dict[str, None] = {}
+    for node in read_model(path).graph.node:
+        for given in node.attribute:
+            if given.name in _WORDS:
+                found = given.t.string_data if given.HasField("t") else given.strings
+                words |= dict.fromkeys(each.decode(errors="replace") for each in found[:_MOST_WORDS])
+    return tuple(word for word in words if word)[:_MOST_WORDS]
 
 
 def dfg_of(

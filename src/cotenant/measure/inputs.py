@@ -68,7 +68,7 @@ def closed_shape(tensor: Tensor, side: int = 224, length: int = 128) -> tuple[in
 def make_inputs(
     inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batched: bool, samples: Samples = NO_SAMPLES
 ) -> dict[str, Any]:
-    """Inputs of `items` rows: values of `samples`, else numbers around 0, ones, and short texts.
+    """Inputs of `items` rows: values of `samples`, else numbers around 0, ones, and short texts of known words.
 
     Deterministic.
     """
@@ -84,7 +84,8 @@ def make_inputs(
         elif tensor.dtype == "tensor(bfloat16)" or dtype.kind == "f":
             made[tensor.name] = rng.standard_normal(dims).astype(dtype)
         elif dtype.kind == "U":
-            made[tensor.name] = np.full(dims, "text", dtype=np.object_)
+            texts = samples.texts(dims, rng)
+            made[tensor.name] = np.full(dims, "text", dtype=np.object_) if texts is None else texts
         else:
             made[tensor.name] = np.ones(dims, dtype)
     return made
@@ -109,7 +110,8 @@ def make_rows(
 ) -> Iterator[list[dict[str, Any]]]:
     """Variants of `ROWS` rows that differ from each other in every datatype, for the trial of merging.
 
-    1. Numbers around 0 with magnitudes by factors of 100, random integers and flags, texts.
+    1. Numbers around 0 with magnitudes by factors of 100, random integers and flags, texts (of words that the model
+       knows, if `samples` has any).
     2. Numbers below 0, above 0, all 0 and very large; ones up to a length of the row's own, then zeros.
     3. Numbers from 0 to 1 with zeros after a length; integers of the first input, with such masks in all others.
     4. As the first, with zeros after a length.
@@ -137,7 +139,8 @@ def make_rows(
                 mask = _mask(dims, _PARTS[row])
                 if dtype.kind == "U":
                     texts = (_WORDS, _NUMBERS, ["x" * round(part * 100) for part in _PARTS], _WORDS[::-1])[variant]
-                    made[tensor.name] = np.full(dims, texts[row], dtype=np.object_)
+                    known = samples.texts(dims, rng) if variant in (0, 3) else None
+                    made[tensor.name] = np.full(dims, texts[row], dtype=np.object_) if known is None else known
                 elif dtype.kind == "b":
                     flags = rng.integers(0, 2, dims)
                     made[tensor.name] = (flags if variant == 0 else mask if variant < 3 else flags * mask).astype(dtype)

@@ -24,6 +24,7 @@ from cotenant.measure.inputs import make_inputs
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opened_model import (
     OpenedModel,
+    as_drafted,
     covers,
     follow_gains,
     has_batches,
@@ -75,6 +76,8 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 opened = follow_gains(root, opened, target, spec.shares, tried)
                 tell("trying it on sample values", facts)
                 opened = judge_rows(root, opened)
+                if spec.is_draft:
+                    opened = as_drafted(opened)
                 facts = facts_of(opened)
                 if not spec.shares:
                     run_once(opened)

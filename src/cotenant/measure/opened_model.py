@@ -184,7 +184,8 @@ def open_untried(
             with adding(problems):
                 shapes = check_shapes(found.model, runner.inputs, model.shapes)
         with adding(problems):
-            samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
+            given = found.config.samples, found.path.parent.parent, _words(runner)
+            samples = Samples.read(found.model, runner.inputs, *given)
         if model.max_batch > 1:
             with adding(problems):
                 check_open(found.model, runner, model.max_batch)
@@ -196,6 +197,15 @@ def open_untried(
         runner.close()
         raise
     return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), target.device, samples=samples)
+
+
+def _words(runner: Runner) -> tuple[str, ...]:
+    """Words that a model with texts as inputs knows; none of other formats than ONNX."""
+    if runner.files[0].suffix != ".onnx" or all(tensor.dtype != "tensor(string)" for tensor in runner.inputs):
+        return ()
+    from cotenant.graph.onnx import vocabulary
+
+    return vocabulary(runner.files[0])
 
 
 @contextmanager
@@ -214,6 +224,11 @@ def judge_rows(root: Path, opened: OpenedModel) -> OpenedModel:
     """
     merging = _judged(root, opened)
     return replace(opened, found=merged_as(opened.found, merging), merging=merging)
+
+
+def as_drafted(opened: OpenedModel) -> OpenedModel:
+    """The model with the digest that it has under the configuration that was found, which a server will read."""
+    return replace(opened, digest=_digest(opened.found, opened.runner, opened.shapes, opened.samples, opened.gains))
 
 
 def merged_as(found: ModelVersion, merging: Merging) -> ModelVersion:

@@ -21,19 +21,34 @@ from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 
 _KINDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "U": "texts"}
+_MOST_WORDS = 8
+"""Words of a made-up text."""
 
 
 class Samples:
-    """Values of the inputs that `[samples]` names. All other inputs have made-up values."""
+    """Values of the inputs that `[samples]` names. All other inputs have made-up values.
 
-    def __init__(self, sections: Mapping[str, SampleSection], values: Mapping[str, Any], digest: str) -> None:
+    `words`: texts that the model knows, for made-up texts (`graph.onnx.vocabulary`).
+    """
+
+    def __init__(
+        self, sections: Mapping[str, SampleSection], values: Mapping[str, Any], digest: str, words: Sequence[str] = ()
+    ) -> None:
         self._sections = sections
         self._values = values
+        self._words = np.array(words, np.object_)
         self.digest = digest
         """Digest of the section and its files; "" without a section."""
 
     @classmethod
-    def read(cls, model: str, inputs: Sequence[Tensor], sections: Mapping[str, SampleSection], folder: Path) -> Samples:
+    def read(
+        cls,
+        model: str,
+        inputs: Sequence[Tensor],
+        sections: Mapping[str, SampleSection],
+        folder: Path,
+        words: Sequence[str] = (),
+    ) -> Samples:
         """The samples of a model with its `config.toml` in `folder`.
 
         Raises ConfigError with all problems: an unknown input, an unreadable file, values not of the input's type.
@@ -61,7 +76,7 @@ class Samples:
                 faults += error.problems
         if faults:
             raise ConfigError(*faults)
-        return cls(sections, values, digest.hexdigest() if sections else "")
+        return cls(sections, values, digest.hexdigest() if sections else "", words)
 
     def __contains__(self, name: str) -> bool:
         """Whether this input has sample values."""
@@ -78,6 +93,16 @@ class Samples:
             low, high = section.integers
             return rng.integers(low, high, dims, np.int64, endpoint=True).astype(dtype)
         return rng.uniform(*section.uniform or (0.0, 1.0), dims).astype(dtype)
+
+    def texts(self, dims: Sequence[int], rng: np.random.Generator) -> Any:
+        """Texts of 1 to `_MOST_WORDS` words that the model knows, half of them of one; None if it knows none."""
+        if not self._words.size:
+            return None
+        made = np.empty(dims, np.object_)
+        for at in np.ndindex(*dims):
+            count = max(1, int(rng.integers(2 - _MOST_WORDS, _MOST_WORDS, endpoint=True)))
+            made[at] = " ".join(rng.choice(self._words, count))
+        return made
 
 
 NO_SAMPLES = Samples(MappingProxyType({}), MappingProxyType({}), "")

@@ -127,7 +127,7 @@ class Server(Backend):
         self._replies = Replies(self.counters, self.beliefs)
         self._executor = open_executor(settings.device, self.policy.spec.shares, settings.server.max_answer_bytes)
         self._executor.readers = readers
-        self.names = NameTable(self.root, self.ready, self._executor)
+        self.names = NameTable(self.root, lambda: self._is_stopping, self._executor)
         self._loading = threading.Condition(threading.Lock())
         self._busy: set[str] = set()
         """Names that a load or unload holds; the load lock may be free meanwhile."""
@@ -384,7 +384,7 @@ class Server(Backend):
 
     def directory(self) -> Directory:
         """Directory of all names for front-ends in other processes."""
-        return self.names.directory()
+        return self.names.directory(is_open=self._is_ready)
 
     @override
     def metrics(self) -> bytes:

@@ -109,6 +109,12 @@ class Reset(_Message, frozen=True):
     token: int
 
 
+class Expect(_Message, frozen=True):
+    """To a worker before Open: import what files that end in `suffix` need."""
+
+    suffix: str
+
+
 class Started(_Message, frozen=True):
     """From a worker: it is ready for Open."""
 
@@ -150,7 +156,7 @@ class Ended(_Message, frozen=True):
     steal_ns: int = 0
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | ExpandRun | Reset
+ToWorker = Expect | Open | AddLane | Prepare | Keep | ReleaseBatch | Run | ExpandRun | Reset
 FromWorker = Started | Ready | SessionsPrepared | Refused | ExpandRun | Ended | WasReset
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode

@@ -7,7 +7,8 @@ reason, and its queue waits for the next worker; other tenants are not affected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from typing_extensions import override
@@ -46,13 +47,14 @@ class ProcessExecutor(BaseExecutor):
     """
 
     has_tasks = True
+    has_parallel_loads = True
 
     def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()
         self._lane_nice = lane_nice
         self._limits = limits
         self._supervisors: dict[str, WorkerSupervisor] = {}
-        self._loading: dict[str, WorkerSupervisor] = {}
+        self._loading: list[WorkerSupervisor] = []
         self._all: list[WorkerSupervisor] = []
         """Supervisors that have not ended, including those of removed models."""
         self._is_stopping = False
@@ -77,18 +79,32 @@ class ProcessExecutor(BaseExecutor):
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self.readers, self.starter)
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
-            self._loading[tenant] = supervisor
+            self._loading.append(supervisor)
             if self._is_stopping:
                 supervisor.close()
         try:
             supervisor.load()
         finally:
             with self._lock:
-                del self._loading[tenant]
+                self._loading.remove(supervisor)
                 self._all.append(supervisor)
                 if self._is_stopping:
                     supervisor.close()
         return supervisor
+
+    @override
+    @contextmanager
+    def expecting(self, tenant: str, suffix: str) -> Iterator[None]:
+        """The worker starts, where a starter keeps it, while the model is opened elsewhere."""
+        if self.starter is None:
+            yield
+            return
+        with suppress(OSError):  # the load tries again, and reports it
+            self.starter.expect(tenant, self._lane_nice, suffix)
+        try:
+            yield
+        finally:
+            self.starter.forget(tenant)
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """Let the worker load the sessions of `spec`."""
@@ -123,7 +139,7 @@ class ProcessExecutor(BaseExecutor):
     def cancel_loads(self) -> None:
         with self._lock:
             self._is_stopping = True
-            loading = list(self._loading.values())
+            loading = list(self._loading)
         for supervisor in loading:
             supervisor.close()
 
@@ -169,7 +185,7 @@ class ProcessExecutor(BaseExecutor):
         """Stop. Workers that have not ended at `until_s` are killed."""
         self.cancel_loads()
         with self._lock:
-            supervisors, self._all = [*self._all, *self._loading.values()], []
+            supervisors, self._all = [*self._all, *self._loading], []
             self._supervisors.clear()
         for supervisor in supervisors:
             supervisor.close()

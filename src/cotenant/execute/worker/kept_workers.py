@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 
-from cotenant.execute.worker.channel import Channel, Reset
+from cotenant.execute.worker.channel import Channel, Expect, Reset
 from cotenant.execute.worker.worker_keeper import (
     KeeperLink,
     NextWorker,
@@ -69,6 +69,11 @@ class KeptWorker:
         self._how = how
         self._has_ended.set()
 
+    def is_there(self) -> bool:
+        """Whether it could be started, and has not ended."""
+        self.is_known.wait()
+        return not self.error and not self._has_ended.is_set()
+
     def resident_bytes(self) -> int:
         """Resident memory, shared pages included; 0 once it is dead."""
         return 0 if self._statm < 0 or self._has_ended.is_set() else resident_bytes(self._statm)
@@ -110,13 +115,50 @@ class KeptWorkers:
         """Processes that have not ended, by number."""
         self._offered: dict[str, list[KeptWorker]] = {}
         """Workers of an earlier engine, by tenant."""
+        self._expected: dict[str, KeptWorker] = {}
+        """Workers that wait for their model, by tenant."""
         self._are_offered = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="cotenant-kept-workers", daemon=True)
         self._thread.start()
         self._link.send(NextWorker())
 
+    def expect(self, tenant: str, nice: int, suffix: str) -> None:
+        """Start a worker for the next `start` of this tenant, which imports what files that end in `suffix` need.
+
+        Does not wait for it. Starts none for a tenant that has one, or one of an earlier engine. Raises OSError.
+        """
+        with self._lock:
+            is_there = tenant in self._expected or tenant in self._offered
+        if not is_there:
+            worker = self._begin(tenant, nice)
+            worker.channel.post(Expect(suffix))
+            with self._lock:
+                unused = self._expected.pop(tenant, None)
+                self._expected[tenant] = worker
+            _bury(unused)
+
+    def forget(self, tenant: str) -> None:
+        """End the worker of `expect` that no `start` has taken."""
+        with self._lock:
+            unused = self._expected.pop(tenant, None)
+        _bury(unused)
+
     def start(self, tenant: str, nice: int) -> KeptWorker:
-        """Start a worker process. Raises OSError."""
+        """Start a worker process, or give the one of `expect`. Raises OSError."""
+        with self._lock:
+            worker = self._expected.pop(tenant, None)
+        if worker is not None and not worker.is_there():
+            _bury(worker)
+            worker = None
+        worker = worker or self._begin(tenant, nice)
+        worker.is_known.wait()
+        if worker.error:
+            worker.channel.shut()
+            worker.channel.close()
+            raise OSError(worker.error, os.strerror(worker.error))
+        return worker
+
+    def _begin(self, tenant: str, nice: int) -> KeptWorker:
         channel, theirs = Channel.pair()
         worker, number = KeptWorker(channel), next(self._numbers)
         try:
@@ -127,11 +169,6 @@ class KeptWorkers:
             theirs.close()
         if error:
             self._refuse(number, error)
-        worker.is_known.wait()
-        if worker.error:
-            channel.shut()
-            channel.close()
-            raise OSError(worker.error, os.strerror(worker.error))
         return worker
 
     def adopt(self, tenant: str) -> KeptWorker | None:
@@ -149,9 +186,7 @@ class KeptWorkers:
         for tenant, workers in left.items():
             for worker in workers:
                 _log.warning("a worker of %r from before the restart is not needed: it is ended", tenant)
-                worker.kill()
-                worker.wait()
-                worker.close()
+                _bury(worker)
 
     def _listen(self) -> None:
         while True:
@@ -193,3 +228,13 @@ class KeptWorkers:
             self._workers[offer.number] = worker
             self._offered.setdefault(offer.tenant, []).append(worker)
         worker.channel.post(Reset(worker.token))
+
+
+def _bury(worker: KeptWorker | None) -> None:
+    """End a worker that no supervisor has, if there is one."""
+    if worker is None:
+        return
+    if worker.is_there():
+        worker.kill()
+        worker.wait()
+    worker.close()

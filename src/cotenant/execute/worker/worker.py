@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
+from cotenant.execute.open_model import import_engine
 from cotenant.execute.protocol import ModelSource, Sessions, Tensors, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import open_source
@@ -23,6 +25,7 @@ from cotenant.execute.worker.channel import (
     Channel,
     Ended,
     ExpandRun,
+    Expect,
     Keep,
     MessageError,
     Open,
@@ -64,6 +67,10 @@ class Worker:
         """Load the model that the server names, and run launches until the server closes the channel."""
         self._channel.send(Started())
         message, _ = self._channel.receive_with()
+        if isinstance(message, Expect):
+            with suppress(Exception):  # opening the model says what is wrong
+                run_gently(partial(import_engine, message.suffix))
+            message, _ = self._channel.receive_with()
         if not isinstance(message, Open):
             return
         self._batches.max_answer_bytes = message.max_answer_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ class ModelLoader:
     """Loads models for a server. A loader process (`loader_process`) opens, tries and measures each version first.
 
     `cuts_of` returns the cuts of a version from those of its profile. `check_tenants` raises for a tenant name that is
-    in use. `unlocked` releases the server's load lock while the loader process works.
+    in use. `unlocked` releases the server's load lock while the loader process or a model's worker works.
     """
 
     def __init__(
@@ -160,12 +160,18 @@ class ModelLoader:
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         spec = VersionSpec(str(self.root), found, policy.spec.shares, device=self._device)
         report = None if self.stored is None else self.stored.find(spec)
-        if report is None:
-            files = stamps_of(spec)
+        if report is not None:
+            return self._worked(found, policy, report)
+        files = stamps_of(spec)
+        with self._executor.expecting(found.tenant, found.path.suffix):
             with self._unlocked():
                 report = self.loader_process.load(structs.replace(spec, known=self._quick.known, verdicts=verdicts()))
             if self.stored is not None:
                 self.stored.keep(spec, files, report)
+            return self._worked(found, policy, report)
+
+    def _worked(self, found: ModelVersion, policy: Policy, report: LoadReport) -> ServedModel:
+        """Let the executor load a version that the loader process, or that of an earlier engine, has opened."""
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
@@ -176,7 +182,8 @@ class ModelLoader:
         served = serve_model(facts, profile, preempt=policy.spec.preempt, cuts_of=self._cuts_of)
         if self.loader_process.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
-        served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
+        with self._unlocked() if self._executor.has_parallel_loads else nullcontext():
+            served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.spec.shares))
         return served
 
 

@@ -63,13 +63,14 @@ _UNKNOWN = NameEntry(reason=_ABSENT)
 class NameTable:
     """Entries by name. An entry is replaced as a whole, so every reader sees one consistent state.
 
-    Readers may be on any thread; methods that change an entry need the server's load lock. `is_open`: the server
-    accepts queries. `executor` reports problems of workers. `on_change` is called when an entry has changed.
+    Readers may be on any thread; methods that change an entry need the server's load lock. A name is ready as soon as
+    it is served, and not while the server `is_stopping`. `executor` reports problems of workers. `on_change` is called
+    when an entry has changed.
     """
 
-    def __init__(self, root: Path, is_open: Callable[[], bool], executor: ModelExecutor) -> None:
+    def __init__(self, root: Path, is_stopping: Callable[[], bool], executor: ModelExecutor) -> None:
         self._root = root
-        self._is_open = is_open
+        self._is_stopping = is_stopping
         self._executor = executor
         self.on_change: Callable[[], None] = lambda: None
         self._entries: dict[str, NameEntry] = {}
@@ -86,8 +87,8 @@ class NameTable:
         """Find the served version of a name. Raises ServeError as `directory.look_up` does."""
         return look_up(self._entries.get(name), name, version, are_known=self._are_known)
 
-    def directory(self) -> Directory:
-        """Directory of all names for front-ends."""
+    def directory(self, *, is_open: bool) -> Directory:
+        """Directory of all names for front-ends. `is_open`: all models of the start are loaded."""
         names = {
             name: NameState(
                 {version: self._front(each) for version, each in entry.fronts.items()},
@@ -96,7 +97,7 @@ class NameTable:
             )
             for name, entry in list(self._entries.items())
         }
-        return Directory(self._is_open(), names, self._are_known)
+        return Directory(is_open, names, self._are_known)
 
     def _front(self, served: Served) -> Front:
         tenant = served.tenant.name if isinstance(served, ServedModel) else ""
@@ -142,8 +143,8 @@ class NameTable:
 
     def problem_of(self, served: Served) -> str:
         """Why a served version is not ready, or "". For the index and for readiness probes."""
-        if not self._is_open():
-            return "the server is starting or stopping"
+        if self._is_stopping():
+            return "the server is stopping"
         return within(self._root, next(filter(None, map(self._executor.problem, served.tenants)), ""))
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
