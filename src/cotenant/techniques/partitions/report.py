@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotenant.report.fitted_table import FittedTable
-from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of
+from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, svg_of
 from cotenant.report.tables import milliseconds
 from cotenant.techniques.partitions.plan.assess import Assessment, DeviceView, PartitionView, SlotView
 
@@ -34,10 +34,6 @@ def sized(size: int, whole: int) -> str:
     if whole == 100:
         return f"{size} %"
     return f"{size} core{'s' if size > 1 else ''}"
-
-
-NAME_WIDTH = 16
-"""Least number of shown characters of a name."""
 
 
 def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
@@ -92,8 +88,8 @@ def numbers(alike: Alike) -> str:
     return str(alike.start) if alike.start == alike.end else f"{alike.start} to {alike.end}, each"
 
 
-def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, float] | None = None) -> Table:
-    """A row per tenant: demand, served rate and slack. Columns that do not fit into `width` are listed below.
+def tenant_table(assessment: Assessment, missed: Mapping[str, float] | None = None) -> Table:
+    """A row per tenant: demand, served rate and slack.
 
     `missed`: share of queries that were late or dropped in a simulation, by tenant.
     """
@@ -115,12 +111,11 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
     ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    name_width = max(NAME_WIDTH, min(width, MOST_WIDTH) - 69)
     for tenant in assessment.tenants:
         style = "" if tenant.slack_ns >= 0 and tenant.growth >= 1 else "bold reverse"
         table.add_row(
             key_text(keys, tenant.tenant),
-            Text(short(tenant.tenant, name_width)),
+            Text(tenant.tenant),
             milliseconds(tenant.rate_per_s),
             milliseconds(min(tenant.planned_per_s, tenant.rate_per_s)),
             milliseconds(tenant.slo_ns / 1e6),
@@ -274,7 +269,6 @@ def _partition_lines(
     table.add_column(no_wrap=True, ratio=1 if gauge else None)
     for _ in range(5 if gauge else 4):
         table.add_column(justify="right", no_wrap=True)
-    name_width = max(NAME_WIDTH, width - 70 - gauge)
     for slot in partition.slots:
         beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
         if slot.group:
@@ -283,7 +277,7 @@ def _partition_lines(
             beside += f" with {names} ({in_ms(slot.in_turn_ns)} in turn)"
         table.add_row(
             Text("  ").append_text(key_text(keys, slot.tenant)),
-            Text(short(slot.tenant, name_width)),
+            Text(slot.tenant),
             f"batch {slot.batch}",
             f"{milliseconds(slot.rate_per_s)} /s",
             f"runs {in_ms(slot.execution_ns)} ms{beside}",

@@ -309,7 +309,7 @@ def _show(contents: Mapping[str, Any], basis: CostBasis, answers: dict[str, Any]
     console = make_console()
     console.print(plan_picture(view, console.width))
     late = {each["name"]: each["violation_share"] for each in facts["simulated"]["outcomes"]}
-    console.print(tenant_table(view, console.width, late))
+    console.print(tenant_table(view, late))
     console.print()
     for line in summary_lines(view, facts, notes):
         console.print(line, highlight=False)
