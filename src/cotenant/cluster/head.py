@@ -60,7 +60,7 @@ def read_spec(
     from cotenant.techniques.partitions.plan.file import read_request
     from cotenant.techniques.partitions.plan.planners import make_planner
     from cotenant.techniques.partitions.plan.sources import basis_of, read_profile_costs
-    from cotenant.techniques.partitions.serve.plan_names import check_names, check_terms, shares_of, stage_tenants
+    from cotenant.techniques.partitions.serve.plan_names import check_names, check_slos, shares_of, stage_tenants
 
     repository = read_profile_costs(root) if profiles is None else None
     tables = repository or read_profile_costs(profiles or root)
@@ -74,7 +74,7 @@ def read_spec(
     declared = all_loads(request, tuple(kinds.values()), basis.costs)
     owners = {load.tenant: load.tenant for load in declared} | stage_tenants(root, request)
     check_names(owners, str(tenants))
-    check_terms(replace(request, loads=declared), dict.fromkeys(owners.values(), 0.0), root, str(tenants))
+    check_slos(replace(request, loads=declared), owners.values(), root, str(tenants))
     loads = tuple(structs.replace(load, tenant=owners[load.tenant]) for load in declared)
     folders = models_of(root, loads)
     applications = planned_applications(root, folders, shares_of(replace(request, loads=declared)))

@@ -525,34 +525,6 @@ def test_a_plan_with_other_slos_than_are_enforced_is_refused_with_both(tmp_path:
         open_plan(path, 0, Cores((0, 1)), root=root)
 
 
-def test_every_contradiction_of_a_plan_and_the_repository_is_named_with_both_values(tmp_path: Path) -> None:
-    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
-    file = file_of(PLANNED)
-    first, second = file.request.loads
-    loads = structs.replace(first, slo_ns=400 * MS), structs.replace(second, slo_ns=500 * MS)
-    path.write_text(plan_text(replace(file, request=replace(file.request, loads=loads))))
-    config = root / "b" / "config.toml"
-    limit = second.rate_per_s / 2
-    config.write_text(config.read_text().replace("[tenant]", f"[tenant]\nmax_rate = {limit}"))
-    with pytest.raises(PlanError) as caught:
-        open_plan(path, 0, Cores((0, 1)), root=root)
-    assert [each.partition(" but")[0] for each in caught.value.problems] == [
-        f"{path}: plans tenant 'a' with an SLO of 400 ms,",
-        f"{path}: plans tenant 'b' with an SLO of 500 ms,",
-        f"{path}: plans tenant 'b' with {second.rate_per_s:g} rows/s,",
-    ]
-    assert f"admits {limit:g} queries/s (max_rate)" in caught.value.problems[2]
-
-
-def test_a_plan_for_another_kind_of_device_is_not_served_on_cores(tmp_path: Path) -> None:
-    file = file_of(PLANNED)
-    gpus = tuple(replace(each, kind="gpu") for each in file.request.devices)
-    path = tmp_path / "plan.toml"
-    path.write_text(plan_text(replace(file, request=replace(file.request, devices=gpus))))
-    with pytest.raises(PlanError, match="planned for kind 'gpu', and plans are served on kind 'cpu'"):
-        open_plan(path, 0, Cores((0, 1)))
-
-
 def test_without_a_plan_there_is_none_to_show(tmp_path: Path) -> None:
     server = Server(write_two(tmp_path / "models"), ServerConfig())
     with pytest.raises(ServeError, match="runs no plan") as caught:

@@ -20,7 +20,7 @@ from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Lo
 from cotenant.techniques.partitions.serve.plan_names import (
     check_names,
     check_owners,
-    check_terms,
+    check_slos,
     renamed,
     shares_of,
     stage_tenants,
@@ -100,9 +100,9 @@ def open_plan(
     if root is None:
         return lay_out(file, str(path), number, place, running)
     served = lay_out(file, str(path), number, place, running, stage_tenants(root, file.request))
-    tenants = dict.fromkeys((load.tenant for load in served.loads), 0.0) | served.plan.rates_per_s
+    tenants = dict.fromkeys([*served.plan.rates_per_s, *[load.tenant for load in served.loads]])
     check_owners(tenants, root, str(path))
-    check_terms(file.request, tenants, root, str(path))
+    check_slos(file.request, tenants, root, str(path))
     if profile_path(root).exists():
         valid_profile(root, tenants, stale=stale)
     return served
@@ -127,11 +127,6 @@ def lay_out(
     kind = next((device for device in file.request.devices if device.name == plan.device), None)
     if kind is None:
         raise PlanError(f"{where}: device {number} is a {plan.device!r}, which has no [[device]] table")
-    if kind.kind != "cpu":
-        raise PlanError(
-            f"{where}: device {number} ({plan.device!r}) is planned for kind {kind.kind!r}, and plans are served on "
-            "kind 'cpu': plan with the profile of a CPU, or serve another device of the file (--set plan.device=N)"
-        )
     here, elsewhere = plan.rates_per_s, Plan((*devices[:number], *devices[number + 1 :])).rates_per_s
     loads = tuple(load for load in file.request.loads if load.tenant in here or load.tenant not in elsewhere)
     names = {load.tenant: tenants.get(load.tenant, load.tenant) for load in loads}

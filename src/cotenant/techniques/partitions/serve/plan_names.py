@@ -83,16 +83,13 @@ def slos_of(root: Path) -> dict[str, int]:
     return {each.tenant: round(each.config.tenant.slo_ms * NS_PER_MS) for each in readable_versions(root)}
 
 
-def check_terms(request: Request, tenants: Mapping[str, float], root: Path, where: str) -> None:
-    """Check that tenants and applications were planned with the SLOs of their `config.toml`, which servers enforce, and
-    with rates that it admits.
+def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str) -> None:
+    """Check that tenants and applications were planned with the SLOs of their `config.toml`, which servers enforce.
 
-    `tenants`: rows a second that the plan of this server has for each tenant. Loads of stages are not compared: they
-    have stage budgets. Raises PlanError with both values of each contradiction.
+    Loads of stages are not compared: they have stage budgets. Raises PlanError with both SLOs.
     """
     stages = {application.tenant(stage) for application in request.applications for stage in application.stages}
     enforced, declared = slos_of(root), readable_applications(root)
-    most = {each.tenant: each.config.tenant.max_rate for each in readable_versions(root)}
     planned = [
         (f"tenant {load.tenant!r}", load.slo_ns, enforced.get(load.tenant))
         for load in request.loads
@@ -103,21 +100,12 @@ def check_terms(request: Request, tenants: Mapping[str, float], root: Path, wher
         for each in request.applications
         if each.name in declared
     ]
-    faults = [
-        f"{where}: plans {name} with an SLO of {slo_ns / NS_PER_MS:g} ms, but the server enforces "
-        f"{known_ns / NS_PER_MS:g} ms from its config.toml: plan again, or make both equal"
-        for name, slo_ns, known_ns in planned
-        if known_ns is not None and slo_ns != known_ns
-    ]
-    rates = {load.tenant: min(load.rate_per_s, tenants.get(load.tenant, 0.0)) for load in request.loads}
-    faults += [
-        f"{where}: plans tenant {tenant!r} with {rate:g} rows/s, but its config.toml admits {limit:g} queries/s "
-        "(max_rate): plan again, or raise max_rate"
-        for tenant, rate in rates.items()
-        if (limit := most.get(tenant)) is not None and rate > limit
-    ]
-    if faults:
-        raise PlanError(*faults)
+    for name, slo_ns, known_ns in planned:
+        if known_ns is not None and slo_ns != known_ns:
+            raise PlanError(
+                f"{where}: plans {name} with an SLO of {slo_ns / NS_PER_MS:g} ms, but the server enforces "
+                f"{known_ns / NS_PER_MS:g} ms from its config.toml: plan again, or make both equal"
+            )
 
 
 def renamed(plan: DevicePlan, names: Mapping[str, str]) -> DevicePlan:
