@@ -29,6 +29,7 @@ from cotenant.repository import MEASURED, SERVER_FILE, STATE_FOLDER
 from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
 from cotenant.techniques.partitions.plan.types import Plan
+from cotenant.techniques.partitions.serve.plan_lanes import DIVIDED
 from cotenant.techniques.partitions.serve.plan_names import slos_of
 
 LOAD_LIMIT_S = 300.0
@@ -194,7 +195,7 @@ class NodeServer:
         """
         slos = slos_of(self._repository)
         loads = tuple(replace(load, slo_ns=slos.get(load.tenant, load.slo_ns)) for load in part.loads)
-        file = PlanFile(Request(loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
+        file = PlanFile(Request(loads, (part.kind,)), Plan((part.plan,), DIVIDED), headroom=0.0)
         write_whole(self._home / PLAN_FILE, plan_text(file).encode())
 
     def _plan(self) -> str:

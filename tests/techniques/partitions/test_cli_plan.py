@@ -485,7 +485,10 @@ def test_a_plan_for_one_kind_of_device_does_not_rest_on_another(device: str, pro
     if profile in (device, ""):
         assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), 50, "node") == 7
         return
-    with pytest.raises(PlanError, match=rf"'node' is a {device.upper()} .* profile is of a {profile.upper()}: .*node="):
+    with pytest.raises(
+        PlanError,
+        match=rf"'node' is a {device.upper()} .*profile of '.*' is of a {profile.upper()} .*'cotenant profile .*node=",
+    ):
         basis_of({"": tables}, (kind,), ["one"])
 
 

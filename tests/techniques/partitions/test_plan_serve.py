@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -520,8 +521,47 @@ def test_a_plan_with_other_slos_than_are_enforced_is_refused_with_both(tmp_path:
     if planned_ms == SLO_MS:
         assert open_plan(path, 0, Cores((0, 1)), root=root).plan == PLANNED
         return
-    text = rf"plans tenant 'b' with an SLO of {planned_ms:g} ms, but the server enforces {SLO_MS:g} ms"
+    text = rf"tenant 'b': slo_ms is {SLO_MS} in its config.toml and {planned_ms:.9g} in the plan"
     with pytest.raises(PlanError, match=text):
+        open_plan(path, 0, Cores((0, 1)), root=root)
+
+
+def test_all_contradictions_of_slos_are_named_at_once(tmp_path: Path) -> None:
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    file = file_of(PLANNED)
+    changed = tuple(structs.replace(load, slo_ns=300 * MS) for load in file.request.loads)
+    path.write_text(plan_text(replace(file, request=replace(file.request, loads=changed))))
+    with pytest.raises(PlanError) as error:
+        open_plan(path, 0, Cores((0, 1)), root=root)
+    assert [re.search(r"tenant '(.)'", each)[1] for each in error.value.problems] == ["a", "b"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_refused"),
+    [("rate", 11.0, False), ("rate", 11.1, True), ("max_rate", 10.0, False), ("max_rate", 9.9, True)],
+)
+def test_rates_of_the_configuration_and_the_plan_do_not_contradict(
+    tmp_path: Path, key: str, value: float, is_refused: bool
+) -> None:
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    path.write_text(plan_text(file_of(PLANNED)))
+    (root / "b" / "config.toml").write_text(config(max_batch=4, slo_ms=SLO_MS, more=f"{key} = {value}\n"))
+    if not is_refused:
+        assert open_plan(path, 0, Cores((0, 1)), root=root).plan == PLANNED
+        return
+    with pytest.raises(PlanError, match=rf"tenant 'b': {key} is {value:g} in its config.toml"):
+        open_plan(path, 0, Cores((0, 1)), root=root)
+    part_of_cluster = replace(file_of(PLANNED), plan=Plan((PLANNED,), "cluster"))
+    path.write_text(plan_text(part_of_cluster))
+    assert open_plan(path, 0, Cores((0, 1)), root=root).plan == PLANNED
+
+
+def test_a_plan_for_gpus_is_not_laid_out_on_cores(tmp_path: Path) -> None:
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    file = file_of(PLANNED)
+    devices = tuple(replace(each, kind="gpu") for each in file.request.devices)
+    path.write_text(plan_text(replace(file, request=replace(file.request, devices=devices))))
+    with pytest.raises(PlanError, match=r"kind 'gpu'.* kind 'cpu'.*'cotenant profile "):
         open_plan(path, 0, Cores((0, 1)), root=root)
 
 

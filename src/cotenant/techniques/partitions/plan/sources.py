@@ -180,7 +180,7 @@ def basis_of(
         table = tables.get(device.name, tables.get(""))
         if table is None:
             raise PlanError(f"device {device.name!r} has no profile, expected --profiles {device.name}=PROFILE")
-        _check_kind(device, table)
+        _check_kind(device, table, wanted)
         changed = {model: table.stale[model] for model in wanted if model in table.stale}
         if changed and table.root is not None:
             refuse_changes(changed, table.root, stale=stale)
@@ -316,14 +316,16 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
     return found
 
 
-def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
+def _check_kind(device: DeviceType, table: ProfileCosts, models: Sequence[str]) -> None:
     """Raise PlanError if the latencies are of another kind of device: sizes are cores, or percents of a GPU."""
     if table.kind and table.kind != device.kind:
         kind_names = {"cpu": "CPU", "gpu": "GPU"}
+        names = ", ".join(map(repr, models))
         raise PlanError(
-            f"device {device.name!r} is a {kind_names[device.kind]} (kind = {device.kind!r}), and its profile is of a "
-            f"{kind_names[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
-            f"kind = {table.kind!r}"
+            f"device {device.name!r} is a {kind_names[device.kind]} (kind = {device.kind!r}), and the profile of "
+            f"{names} is of a {kind_names[table.kind]} (kind = {table.kind!r}): measure on a {kind_names[device.kind]} "
+            f"with 'cotenant profile {table.root or 'REPOSITORY'}' and give --profiles {device.name}=PROFILE, or plan "
+            f"a device of kind = {table.kind!r}"
         )
 
 

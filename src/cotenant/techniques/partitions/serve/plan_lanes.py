@@ -18,14 +18,19 @@ from cotenant.techniques.partitions.plan.file import PlanFile, read_plan
 from cotenant.techniques.partitions.plan.match import match
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, Plan
 from cotenant.techniques.partitions.serve.plan_names import (
+    check_kind,
     check_names,
     check_owners,
+    check_rates,
     check_slos,
     renamed,
     shares_of,
     stage_tenants,
 )
-from cotenant.work import PlanLanes, Round, Share
+from cotenant.work import CPU, PlanLanes, Round, Share
+
+DIVIDED = "cluster"
+"""Planner of plan files for the nodes of a cluster, which divides the rate of a tenant among them."""
 
 
 class Divisible(Protocol):
@@ -93,8 +98,9 @@ def open_plan(
 ) -> ServedPlan:
     """Read a plan file and lay out its device of that number on this machine.
 
-    `root`: the served repository. Raises PlanError for an unusable file, and for a tenant without a model in `root` or
-    with another SLO there. Raises StaleProfileError for a model that changed since it was measured, unless `stale`.
+    `root`: the served repository. Raises PlanError for an unusable file, for a device of another kind, and for tenants
+    without a model in `root`, with another SLO or a contradicting rate there. Raises StaleProfileError for a model that
+    changed since it was measured, unless `stale`.
     """
     file = read_plan(path)
     if root is None:
@@ -103,8 +109,10 @@ def open_plan(
     tenants = dict.fromkeys([*served.plan.rates_per_s, *[load.tenant for load in served.loads]])
     check_owners(tenants, root, str(path))
     check_slos(file.request, tenants, root, str(path))
-    if profile_path(root).exists():
-        valid_profile(root, tenants, stale=stale)
+    if file.plan.planner != DIVIDED:
+        check_rates(served.loads, served.plan.rates_per_s, root, str(path))
+    profile = valid_profile(root, tenants, stale=stale) if profile_path(root).exists() else None
+    check_kind(served.device, tenants, profile.device.kind if profile else CPU, root, str(path))
     return served
 
 

@@ -15,7 +15,11 @@ from cotenant.errors import PlanError
 from cotenant.repository import model_names, readable_versions
 from cotenant.repository.application_spec import readable_applications
 from cotenant.techniques.partitions.plan.file import Request
-from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load
+from cotenant.work import CPU
+
+_ROUNDING = 1e-9
+"""Relative tolerance of rates."""
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:
@@ -86,7 +90,7 @@ def slos_of(root: Path) -> dict[str, int]:
 def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str) -> None:
     """Check that tenants and applications were planned with the SLOs of their `config.toml`, which servers enforce.
 
-    Loads of stages are not compared: they have stage budgets. Raises PlanError with both SLOs.
+    Loads of stages are not compared: they have stage budgets. Raises PlanError with a sentence for each difference.
     """
     stages = {application.tenant(stage) for application in request.applications for stage in application.stages}
     enforced, declared = slos_of(root), readable_applications(root)
@@ -100,12 +104,60 @@ def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str)
         for each in request.applications
         if each.name in declared
     ]
-    for name, slo_ns, known_ns in planned:
-        if known_ns is not None and slo_ns != known_ns:
-            raise PlanError(
-                f"{where}: plans {name} with an SLO of {slo_ns / NS_PER_MS:g} ms, but the server enforces "
-                f"{known_ns / NS_PER_MS:g} ms from its config.toml: plan again, or make both equal"
+    _refuse(
+        f"{where}: {name}: slo_ms is {known_ns / NS_PER_MS:.9g} in its config.toml and {slo_ns / NS_PER_MS:.9g} in the "
+        "plan: plan again, or make both equal"
+        for name, slo_ns, known_ns in planned
+        if known_ns is not None and slo_ns != known_ns
+    )
+
+
+def check_rates(loads: Iterable[Load], served: Mapping[str, float], root: Path, where: str) -> None:
+    """Check that the plan serves the rates that `config.toml` guarantees, and that no rate limit is below its demand.
+
+    `loads`: demand of the plan on all its devices; `served`: rows a second of this device, by tenant, with headroom.
+    Raises PlanError with a sentence for each contradiction.
+    """
+    demand = {load.tenant: load.rate_per_s for load in loads}
+    sections = {each.tenant: each.config.tenant for each in readable_versions(root) if each.is_default}
+    faults = []
+    for tenant, rate in served.items():
+        section = sections.get(tenant)
+        if section is None:
+            continue
+        if section.rate is not None and section.rate > rate * (1 + _ROUNDING):
+            faults.append(
+                f"{where}: tenant {tenant!r}: rate is {section.rate:g} in its config.toml and {rate:g} in the plan "
+                "with headroom: plan for the guaranteed rate, or lower it"
             )
+        wanted = min(rate, demand.get(tenant, rate))
+        if section.max_rate is not None and section.max_rate < wanted * (1 - _ROUNDING):
+            faults.append(
+                f"{where}: tenant {tenant!r}: max_rate is {section.max_rate:g} in its config.toml and the plan has "
+                f"{wanted:g} rows/s for it: plan for at most max_rate, or raise it"
+            )
+    _refuse(faults)
+
+
+def check_kind(device: DeviceType, models: Iterable[str], measured: str, root: Path, where: str) -> None:
+    """Check that the planned device, its profile and the cores of this machine are of one kind. Raises PlanError."""
+    if device.kind != CPU:
+        raise PlanError(
+            f"{where}: device {device.name!r} is of kind {device.kind!r}, and plans are laid out on cores, kind "
+            f"{CPU!r}: plan a device of kind = {CPU!r} from a profile that 'cotenant profile {root}' measured on cores"
+        )
+    if measured != device.kind:
+        raise PlanError(
+            f"{where}: device {device.name!r} is of kind {device.kind!r}, and the profile of "
+            f"{', '.join(map(repr, models))} is of kind {measured!r}: run 'cotenant profile {root}' on a device of "
+            f"kind {device.kind!r}, and plan again"
+        )
+
+
+def _refuse(faults: Iterable[str]) -> None:
+    """Raise PlanError with all sentences, if there is one."""
+    if found := [*faults]:
+        raise PlanError(*found)
 
 
 def renamed(plan: DevicePlan, names: Mapping[str, str]) -> DevicePlan:
