@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,13 @@ def demo(
     took = time.monotonic() - began
     console.rule("Done")
     console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
+    console.print("To look at first:")
+    for command in (
+        f"cotenant explain --lost {shlex.quote(str(repository))}",
+        f"cotenant bound {shlex.quote(str(repository))}",
+        f"cotenant sweep rate=0.5,1,2 {shlex.quote(str(folder / 'workload.toml'))} {shlex.quote(str(repository))}",
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)
     if as_json:
         print_json(
             {
