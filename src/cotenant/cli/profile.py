@@ -125,7 +125,7 @@ def server_table(found: ServerCost) -> FittedTable:
         "protocol", "front-end us", "engine us", "worker us", "refused us", "alone us", "600 kB in ms", "600 kB out ms"
     )
     table.title = "Processor time of a server for a request, besides the model"
-    busy_rate = found.by_rate[-1].rate_per_s
+    busy_rate = found.busiest_per_s
     small, read, write = (0, 0), (4 * LARGE, 0), (0, 4 * LARGE)
     for name, cost in found.requests.items():
         parts = (each.of(small) for each in (cost.front_end, cost.engine, cost.worker))

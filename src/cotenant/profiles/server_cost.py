@@ -77,6 +77,11 @@ class ServerCost:
         rates = [log(each.rate_per_s) for each in self.by_rate]
         return float(np.interp(log(max(rate_per_s, 1e-9)), rates, [getattr(each, process) for each in self.by_rate]))
 
+    @property
+    def busiest_per_s(self) -> float:
+        """The highest rate of requests that was measured."""
+        return self.by_rate[-1].rate_per_s
+
     def request_ns(self, protocol: str, sizes: tuple[int, int], rate_per_s: float) -> int:
         """Processor time of all processes for a request with so many bytes, at a rate of all requests."""
         request = self.requests[protocol]

@@ -213,8 +213,7 @@ def basis_for(tables: Mapping[str, ProfileCosts], request: Request, *, stale: bo
     """The costs of a plan for a request. Raises as `plan.sources.basis_of`."""
     models = [load.model for load in request.loads]
     models += [stage.model for application in request.applications for stage in application.stages]
-    rate = sum(load.rate_per_s for load in request.loads) + sum(each.rate_per_s for each in request.applications)
-    return basis_of(dict(tables), request.devices, models, rate_per_s=rate / max(1, len(request.devices)), stale=stale)
+    return basis_of(dict(tables), request.devices, models, stale=stale)
 
 
 def added_share(headroom: float | None, is_poisson: bool) -> float:

@@ -40,8 +40,6 @@ WORKER_BYTES = 128 << 20
 """Memory of a worker process without weights, in bytes: interpreter, runtime and buffers (docs/planning.md)."""
 COPIES = 4
 """Memory of a loaded model over its file size: the runtime keeps prepared weights per lane (docs/planning.md)."""
-USUAL_RATE_PER_S = 1000.0
-"""Rate of requests of which the cost counts where the rates are not known."""
 MOST_BELIEVED = 16
 """Largest ratio of a partition to the largest measured one, of which it then has the latency."""
 _MIB = 1 << 20
@@ -72,9 +70,11 @@ class ProfileCosts:
     server: ServerCost | None = None
     row_bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def request_ns(self, model: str, rate_per_s: float) -> int:
-        """Processor time of a server for a request of one row, at a rate of all requests."""
-        return 0 if self.server is None else self.server.request_ns(HTTP, self.row_bytes.get(model, (0, 0)), rate_per_s)
+    def request_ns(self, model: str) -> int:
+        """Processor time of a server for a request of one row at the highest measured rate, where capacity ends."""
+        if self.server is None:
+            return 0
+        return self.server.request_ns(HTTP, self.row_bytes.get(model, (0, 0)), self.server.busiest_per_s)
 
     def overload(self, rates: Mapping[str, float]) -> str:
         """Why a server cannot process so many requests of one row, or "". `rates`: rows a second by model."""
@@ -148,19 +148,12 @@ def costs_of_repository(
 
 
 def basis_of(
-    tables: Mapping[str, ProfileCosts],
-    devices: Sequence[DeviceType],
-    models: Iterable[str],
-    *,
-    rate_per_s: float = USUAL_RATE_PER_S,
-    stale: bool = False,
+    tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str], *, stale: bool = False
 ) -> CostBasis:
     """Costs for an inventory, from tables by name of device type; the table "" is for all other types.
 
     Sizes between measured ones are interpolated, and up to MOST_BELIEVED times the largest measured size extrapolated
     (`LatencyModel`). Splits with partitions smaller than measured for one of `models` are left out.
-
-    Requests cost what they do at `rate_per_s` requests a second on each device.
 
     Raises PlanError for a device type without a table, a table of another kind of device, and a device outside the
     measured sizes. Raises StaleProfileError for one of `models` that changed since the measurement, unless `stale`.
@@ -204,7 +197,7 @@ def basis_of(
         known = servers.get(device)
         if known is None or known.server is None:
             return 0
-        return known.server.launch_ns + -(-batch * known.request_ns(model, rate_per_s) // size)
+        return known.server.launch_ns + -(-batch * known.request_ns(model) // size)
 
     costs, tail = TableCosts(latencies, memory, interference, groups, sizes=sizes, overhead=overhead), None
     if tails and len(tails) == len(latencies):
@@ -285,9 +278,9 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     notes.append(
         "server: not measured; requests are assumed to cost nothing besides their launches"
         if server is None
-        else f"server: measured; at {USUAL_RATE_PER_S:g} requests/s one costs "
-        f"{server.request_ns(HTTP, (0, 0), USUAL_RATE_PER_S) / 1e3:.0f} us of a core besides its model, and a launch "
-        f"{server.launch_ns / 1e3:.0f} us"
+        else f"server: measured; at {server.busiest_per_s:.0f} requests/s one costs "
+        f"{server.request_ns(HTTP, (0, 0), server.busiest_per_s) / 1e3:.0f} us of a core besides its model, and a "
+        f"launch {server.launch_ns / 1e3:.0f} us"
     )
     digest = sha256(content).hexdigest()
     return ProfileCosts(
