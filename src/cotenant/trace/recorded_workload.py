@@ -21,6 +21,8 @@ _STEP_NS = 1_000_000
 def is_trace(path: Path) -> bool:
     """Whether a file begins as a trace does: with an object of JSON."""
     try:
+        if not path.is_file():  # reading a pipe waits, and takes what it reads
+            return False
         with path.open("rb") as file:
             return file.read(1) == b"{"
     except OSError:
