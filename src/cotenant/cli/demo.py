@@ -65,7 +65,9 @@ def demo(
         profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
     print_left_out(console, errors)
     if not profile.models:
-        raise ConfigError(f"{repository}: no model could be measured; mend the problems above, or remove the directory")
+        raise ConfigError(
+            f"{repository}: no model could be measured; correct the problems above, or remove the directory"
+        )
     console.print(profile_table(profile, {}))
     targets_ms = latency_targets_ms(profile)
     build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)
