@@ -57,9 +57,20 @@ def quiet_machine() -> Iterator[None]:
         patch.setattr("cotenant.linux.busy_s", lambda cores: 0.0)
         patch.setattr("cotenant.linux.run_delay_s", lambda thread: 0.0)
         with suppress(ImportError):  # a worker for each profiled model takes a second to start
-            patch.setattr("cotenant.measure.sweep.worker_peak_bytes", lambda *_: 0)
+            from client import LoaderHere
+
+            patch.setattr("cotenant.measure.loader.worker_peak_bytes", lambda *_: 0)
+            patch.setattr("cotenant.measure.sweep.Loader", LoaderHere)  # in a process of its own all this is not so
         patch.setattr("cotenant.measure.busy.MOST_OTHERS", 1.0)  # preemption of the measuring thread
         yield
+
+
+@pytest.fixture
+def measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles are measured in a process of their own, as users have it: for models that end it."""
+    from cotenant.measure.loader_process import Loader
+
+    monkeypatch.setattr("cotenant.measure.sweep.Loader", Loader)
 
 
 @pytest.fixture(scope="session", autouse=True)

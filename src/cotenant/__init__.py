@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from cotenant.api.assumed import AssumedModel, engine
     from cotenant.api.embedded_server import EmbeddedServer as Server
     from cotenant.api.explaining import explain
-    from cotenant.api.planning import plan
+    from cotenant.api.planning import check_plan, plan
     from cotenant.api.profiling import profile
     from cotenant.api.repository import ModelRepository as Repository
     from cotenant.api.simulation import simulate
@@ -32,6 +32,7 @@ __all__ = [
     "QueryArrived",
     "Repository",
     "Server",
+    "check_plan",
     "engine",
     "explain",
     "plan",
@@ -50,6 +51,7 @@ _PLACES = {
     "QueryArrived": "core.events:QueryArrived",
     "Repository": "api.repository:ModelRepository",
     "Server": "api.embedded_server:EmbeddedServer",
+    "check_plan": "api.planning:check_plan",
     "engine": "api.assumed:engine",
     "explain": "api.explaining:explain",
     "plan": "api.planning:plan",

@@ -210,6 +210,11 @@ class DeviceSection(_Section, frozen=True):
     shares: tuple[Annotated[float, Meta(gt=0, le=100)], ...] = ()
     isolation: str = "process"
 
+    @property
+    def gpu(self) -> DeviceSection | None:
+        """This section where it is of a GPU; None for cores."""
+        return None if self.kind == "cpu" else self
+
 
 class PolicySection(_Section, frozen=True):
     """`[policy]`: the policy's name and its options, which are keys of the same table; see `policies.registry`."""

@@ -60,7 +60,7 @@ PLAN_SECTIONS = "cotenant.plan_sections"
 PLANNERS = "cotenant.planners"
 """Socket: a function that makes a planner of tenants from a headroom and an effort, by the name of the planner."""
 PLAN_TENANTS = "cotenant.plan_tenants"
-"""Socket: an `api.planning.PlanTenants`, the function behind `cotenant.plan`; one at most."""
+"""Socket: an `api.planning.PlanTenants`, behind `cotenant.plan` and `cotenant.check_plan`; one at most."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -99,7 +99,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "placement": f"{_PLACEMENT}.plan_section:PlacementSection",
         "together": f"{_GRANULARITY}.plan_section:JointPlanSection",
     },
-    PLAN_TENANTS: {"partitions": f"{_PARTITIONS}.plan.answer:plan_tenants"},
+    PLAN_TENANTS: {"partitions": f"{_PARTITIONS}.plan.answer"},
     PLANNERS: {
         "ours": f"{_PARTITIONS}.plan.planners:ours",
         "elastic_int": f"{_PARTITIONS}.plan.planners:elastic_int",

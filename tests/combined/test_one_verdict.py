@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import cotenant
 from client import started
 from commands import Run
+from cotenant import zoo
 from cotenant.measure.loader_process import Loader
 from cotenant.profiles.profile_file import load_profile, save_profile
 from cotenant.repository import profile_path
@@ -21,6 +24,13 @@ from hostile_models import expanding_constant
 from onnx_samples import info
 from repositories import add_sub, config, external, fixed, open_shape, scaled, write_model
 
+pytestmark = pytest.mark.usefixtures("measured_apart")
+HIDING = """
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *more: None if name == "torch" else find(name, *more))
+"""
 Make = Callable[[], onnx.ModelProto] | bytes
 TENANTS = '[[device]]\nname = "cpu"\ncores = 2\n'
 
@@ -71,6 +81,7 @@ BAD: Mapping[str, tuple[str, Mapping[int, Make], tuple[str, ...]]] = {
     ),
     "empty": (config(), {}, ("has no version, expected a directory '1'",)),
     "toml": ("[tenant\n", {1: fixed}, ("is not valid TOML",)),
+    "package": (config(), {}, ("pip install 'cotenant[torch]'",)),
     "twin": (config("good"), {1: fixed}, ("tenant 'good' already owns model 'good'", "tenant.name")),
 }
 """Configuration, versions, and parts of the problems."""
@@ -82,7 +93,19 @@ def root(tmp_path: Path) -> Path:
     write_model(root, "good", config(max_batch=4), {1: add_sub})
     for name, (text, versions, _) in BAD.items():
         write_model(root, name, text, versions)
+    archive = root / "package" / "1" / "model.pt2"
+    archive.parent.mkdir()
+    archive.write_bytes(b"it is not read without torch")
     return root
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides torch from the processes that load models, as if it were not installed."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HIDING, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 def without_figures(text: str) -> str:
@@ -90,6 +113,7 @@ def without_figures(text: str) -> str:
     return re.sub(r"version 1: (trying|measuring) .* took .*", "version 1 took too much memory", text)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_four_commands_have_one_verdict(run: Run, root: Path, tmp_path: Path) -> None:
     status, out, err = run("models", root, "--json")
     assert (status, err) == (1, "")
@@ -127,6 +151,61 @@ def test_four_commands_have_one_verdict(run: Run, root: Path, tmp_path: Path) ->
         server.stop()
         loader.close()
     assert reasons == {name: text.replace(f"{root}/", "") for name, text in problems.items()}
+
+
+def test_the_python_api_has_the_same_verdict(
+    run: Run, root: Path, without_torch: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = json.loads(run("models", root, "--json")[1])["models"]
+    problems = {row["model"]: row["problems"] for row in rows if row["error"]}
+    caplog.clear()
+    assert cotenant.profile(root, budget_s=0).models.keys() == {"good"}
+    told = without_figures("\n".join(record.getMessage() for record in caplog.records))
+    for name, sentences in problems.items():
+        assert f"model {name!r} is not in the profile: " in told
+        assert all(without_figures(each) in told for each in sentences), name
+    shutil.rmtree(root / "good")
+    shutil.rmtree(root / "twin")
+    with pytest.raises(cotenant.CotenantError, match="no model could be measured") as caught:
+        cotenant.profile(root, budget_s=0, fresh=True)
+    found = {without_figures(each) for each in caught.value.problems}
+    for name in problems.keys() - {"twin"}:
+        assert {
+            f"model {name!r}: {without_figures(line)}" for each in problems[name] for line in each.split("\n")
+        } <= found
+
+
+def test_the_demo_names_all_problems(run: Run, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good", "twin", "package"):
+        shutil.rmtree(root / name)
+    monkeypatch.setattr(zoo, "build_repository", lambda *_, **__: None)
+    status, out, err = run("demo", "--dir", tmp_path)
+    assert status == 2
+    assert "no model could be measured" in err
+    lines = [line for line in run("models", root)[1].splitlines() if ": problem: " in line]
+    assert len(lines) > len(BAD) - 3
+    for line in lines:
+        assert without_figures(line.split(": problem: ")[1]) in without_figures(out)
+
+
+def test_a_stale_profile_is_named_alike_and_mended(run: Run, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "m", config(), {1: lambda: scaled(1.0)})
+    assert run("profile", root, "--budget", "0", "--json")[0] == 0
+    write_model(root, "m", config(max_batch=4), {})
+    (tmp_path / "tenants.toml").write_text(TENANTS + '[[tenant]]\nname = "m"\nrate = 1\n')
+    status, out, _ = run("models", root, "--json")
+    assert status == 1
+    [row] = json.loads(out)["models"]
+    said = "'m': m/config.toml changed since it was measured"
+    assert row["problems"] == [f"its profile is stale: {said}. Run 'cotenant profile {root}'"]
+    status, _, err = run("plan", tmp_path / "tenants.toml", "--profiles", root)
+    assert status == 2
+    assert f"is stale: {said}. Run 'cotenant profile {root}'" in err
+    with pytest.raises(cotenant.CotenantError, match=r"is stale: 'm': m/config\.toml changed"):
+        cotenant.plan(tmp_path / "tenants.toml", root)
+    assert run("profile", root, "--budget", "0", "--json")[0] == 0
+    assert run("models", root, "--json")[0] == 0
 
 
 def test_a_pasted_remedy_mends_an_open_shape(run: Run, tmp_path: Path) -> None:

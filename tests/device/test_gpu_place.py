@@ -31,6 +31,7 @@ from cotenant.execute.gpu.stream_target import StreamTarget
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.measure import sweep
 from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.opened_model import open_version
@@ -78,6 +79,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Gpu]:
     Gpu.opened = []
     monkeypatch.setattr(configured, "_ask_driver", lambda *_: SmGrid(8, 4))
     monkeypatch.setattr(configured, "open_streams", Gpu)
+    monkeypatch.setattr(sweep, "this_device", lambda _: this_device())
     return Gpu
 
 
@@ -95,7 +97,12 @@ def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], 
     told: list[str] = []
     before = os.sched_getaffinity(0)
     profile, errors = profile_repository(
-        root, SETTINGS, TINY, fresh=True, on_step=lambda done, total, text: told.append(text)
+        root,
+        SETTINGS,
+        TINY,
+        fresh=True,
+        on_step=lambda done, total, text: told.append(text),
+        loader=LoaderHere(limit_s=120.0),
     )
     assert errors == {}
     assert {(point.items, point.cores) for point in profile.models["cnn"].points} == {(1, 4), (2, 4)}
@@ -144,11 +151,13 @@ def test_without_a_gpu_the_reason_is_given(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[device\]: kind is 'cuda', but "):
         Server(root, SETTINGS)
     with pytest.raises(ConfigError, match=r"\[device\]: kind is 'cuda', but "):
-        profile_repository(root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None)
+        profile_repository(root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None, loader=LoaderHere(limit_s=120.0))
 
 
 def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> None:
-    profile, _ = profile_repository(root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None)
+    profile, _ = profile_repository(
+        root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None, loader=LoaderHere(limit_s=120.0)
+    )
     with pytest.raises(ConfigError, match="groups are measured on the CPU alone"):
         measure_groups(root, SETTINGS, profile, GroupEffort(), fresh=True, on_step=lambda *_: None)
     with pytest.raises(ConfigError, match="contention is measured on the CPU alone"):

@@ -14,13 +14,14 @@ import numpy as np
 import onnx
 import pytest
 
+from client import LoaderHere
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
-from cotenant.measure import busy, sweep
+from cotenant.measure import busy, loader, opened_model, sweep
 from cotenant.measure import solo as measure
-from cotenant.measure.campaign import Journal
+from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opened_model import open_version
 from cotenant.measure.solo import Effort, Sweep, measure_model
@@ -30,6 +31,7 @@ from cotenant.profiles.device import this_device
 from cotenant.profiles.profile_file import FORMAT, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import find_versions, profile_path
 from cotenant.work import Share, Work
+from hostile_models import expanding_constant
 from onnx_samples import residual_cnn
 from repositories import config, scaled, unprofilable, write_bad, write_good, write_model
 
@@ -66,11 +68,20 @@ def root(tmp_path: Path) -> Path:
 
 def sweep_all(root: Path, *, fresh: bool = False, settings: ServerConfig = SETTINGS) -> tuple[Profile, list[str]]:
     steps: list[tuple[int, int, str]] = []
-    profile, errors = profile_repository(root, settings, TINY, fresh=fresh, on_step=lambda *step: steps.append(step))
+    profile, errors = measured_here(root, settings, fresh=fresh, on_step=lambda *step: steps.append(step))
     assert errors == {}
-    assert [done for done, _, _ in steps] == list(range(len(steps)))
-    assert {total for _, total, _ in steps} == {len(steps) - 1}
-    return profile, [text for _, _, text in steps[1:]]
+    texts = [text for _, _, text in steps if text]
+    assert [done for done, _, text in steps if text] == list(range(1, len(texts) + 1))
+    assert all(done <= total for done, total, _ in steps)
+    assert steps[-1][:2] == (len(texts), len(texts))
+    return profile, texts
+
+
+def measured_here(
+    root: Path, settings: ServerConfig = SETTINGS, *, fresh: bool = False, on_step: OnStep = lambda *_: None
+) -> tuple[Profile, dict[str, str]]:
+    """Measured in this process, where measurements are counted."""
+    return profile_repository(root, settings, TINY, fresh=fresh, on_step=on_step, loader=LoaderHere(1.0))
 
 
 def test_a_sweep_covers_every_point_and_unit(root: Path, counting: Counting) -> None:
@@ -111,6 +122,30 @@ def test_a_profile_of_an_older_version_is_read(root: Path) -> None:
     assert {model.memory_bytes for model in older.models.values()} == {0}
     assert older.tables("p99") == profile.tables("p99")
     assert all(row["cpu_ms"] is row["p99_ms"] is None and row["upper_ms"] > 0 for row in older.rows())
+
+
+def test_each_version_is_opened_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = opened_model.open_model
+
+    def counted(path: Path, *, name: str, **more: Any) -> Any:
+        opened.append(name)
+        return real(path, name=name, **more)
+
+    monkeypatch.setattr(opened_model, "open_model", counted)
+    for _ in range(2):
+        sweep_all(root)
+        assert sorted(opened) == sorted(POINTS)
+        opened.clear()
+
+
+@pytest.mark.usefixtures("measured_apart")
+def test_a_model_that_ends_its_process_is_left_out(root: Path) -> None:
+    write_model(root, "memory", config(more="memory_limit_mib = 100"), {1: expanding_constant})
+    profile, errors = profile_repository(root, SETTINGS, TINY, fresh=False, on_step=lambda *_: None)
+    assert profile.models.keys() == POINTS.keys()
+    assert errors.keys() == {"memory"}
+    assert "100 MiB are allowed" in errors["memory"]
 
 
 def test_a_known_profile_is_not_measured_again_unless_asked(root: Path, counting: Counting) -> None:
@@ -157,7 +192,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(root: Path, counting: Cou
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+            measured_here(root, on_step=stop)
     [journal] = profile_path(root).parent.glob("*.journal")
     with journal.open("ab") as file:
         file.write(b'{"key": "cut sho')  # as a kill in the middle of a write leaves it
@@ -260,7 +295,7 @@ def test_what_another_device_left_unfinished_is_not_believed(
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "this_device", lambda *_: other)
         with pytest.raises(KeyboardInterrupt):
-            profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+            measured_here(root, on_step=stop)
     assert counting.points == 2  # the units come first
     counting.points = 0
     sweep_all(root)
@@ -295,7 +330,7 @@ def test_what_was_measured_at_other_sizes_stays(root: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+        measured_here(root, on_step=stop)
     interrupted = load_profile(profile_path(root)).models
     assert interrupted["encoder"] == wide["encoder"]
     assert {point.cores for point in interrupted["add_sub"].points} == {1, 77}
@@ -306,8 +341,8 @@ def test_what_was_measured_at_other_sizes_stays(root: Path, monkeypatch: pytest.
         return measure_model(model, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "measure_model", fail)
-        _, errors = profile_repository(root, SETTINGS, TINY, fresh=False, on_step=lambda *_: None)
+        patch.setattr(loader, "measure_model", fail)
+        _, errors = measured_here(root)
     assert list(errors) == ["encoder"]
     assert load_profile(profile_path(root)).models["encoder"] == wide["encoder"]
     again, _ = sweep_all(root)

@@ -12,7 +12,7 @@ import pytest
 from cotenant import linux
 from cotenant.config import ServerConfig
 from cotenant.errors import CotenantError
-from cotenant.measure import sweep, worker_memory
+from cotenant.measure import loader, sweep, worker_memory
 from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import load
 from cotenant.measure.opened_model import OpenedModel, open_version
@@ -72,7 +72,7 @@ def test_a_worker_that_cannot_be_measured_costs_no_profile(
 
 def test_a_full_profile_has_the_larger_peak_of_its_sweeps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = [90 * MIB, 70 * MIB]
-    monkeypatch.setattr(sweep, "worker_peak_bytes", lambda *_: peaks.pop(0))
+    monkeypatch.setattr(loader, "worker_peak_bytes", lambda *_: peaks.pop(0))
 
     def profiled(*partitions: Share) -> int:
         found, errors = sweep.profile_repository(

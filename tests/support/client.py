@@ -83,7 +83,7 @@ class LoaderHere(SharedLoader):
 
     def load(self, spec: VersionSpec) -> LoadReport:
         try:
-            return load(spec)
+            return load(spec, lambda step, facts: self.on_step(spec.found.model, step))
         except CotenantError as error:
             raise VersionLoadError(str(error)) from error
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from cotenant import registry
 from cotenant.errors import PlanError
 from cotenant.files import write_whole
@@ -59,17 +61,47 @@ class PlanOptions:
     is_stale: bool
 
 
-class PlanTenants(Protocol):
-    """A function that plans: the value of the socket `registry.PLAN_TENANTS`."""
+@dataclass(frozen=True, slots=True)
+class PlanCheck(Tabular):
+    """The answer of `cotenant.check_plan`. Rows are the violations.
 
-    def __call__(
+    `violations` are sentences, all that were found. `stale` says which measurements of the plan are of models that
+    changed since. `same_profile`: the plan was made from the profiles that it was checked against.
+
+    >>> check = PlanCheck(("tenant 'a': 3 ms of 2 ms",))
+    >>> check.holds, check.rows()
+    (False, [{'violation': "tenant 'a': 3 ms of 2 ms"}])
+    """
+
+    violations: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    same_profile: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether the plan keeps all promises by the profiles."""
+        return not self.violations
+
+    @override
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each violation."""
+        return [{"violation": each} for each in self.violations]
+
+
+class PlanTenants(Protocol):
+    """Functions that plan, and that check plans: the value of the socket `registry.PLAN_TENANTS`."""
+
+    def check_plan(self, plan: Path, profiles: Mapping[str, Path], *, quantile: str, is_stale: bool) -> PlanCheck:
+        """The function behind `cotenant.check_plan`; `profiles` are as for `plan_tenants`."""
+
+    def plan_tenants(
         self,
         tenants: Path,
         profiles: Mapping[str, Path],
         devices: int | Mapping[str, int] | None,
         options: PlanOptions,
     ) -> PlanResult:
-        """See `plan`. The key "" of `profiles` is for all device types without a profile of their own."""
+        """The function behind `cotenant.plan`. The key "" of `profiles` is for devices without one of their own."""
 
 
 def plan(
@@ -103,16 +135,39 @@ def plan(
     Raises PlanError for files that are wrong, for both `headroom` and `poisson`, and where the planning package is not
     installed.
     """
-    found: dict[str, PlanTenants] = registry.load_all(registry.PLAN_TENANTS)
-    if not found:
-        raise PlanError("no planner of tenants is installed: add the package cotenant.techniques.partitions")
-    if isinstance(profiles, Mapping):
-        named = {name: Path(path) for name, path in profiles.items()}
-    else:
-        named = {"": Path(profiles)}
-    [made, *_] = found.values()
     if poisson and headroom is not None:
         raise PlanError("headroom and poisson are both given, expected one of them")
     start = None if running is None else Path(running)
     options = PlanOptions(planner, headroom, poisson, misses, quantile, start, quick, stale)
-    return made(Path(tenants), named, devices, options)
+    return _planning().plan_tenants(Path(tenants), _named(profiles), devices, options)
+
+
+def check_plan(
+    plan: str | os.PathLike[str], profiles: Profiles, *, quantile: str = "p95", stale: bool = False
+) -> PlanCheck:
+    """Check a plan file against measured profiles, as `cotenant plan --check` does.
+
+    `plan` is a file of `cotenant plan`, `cotenant place` or `cotenant co-schedule`. `profiles`, `quantile` and `stale`
+    are as for `cotenant.plan`. The result has all violations.
+
+    >>> check = cotenant.check_plan("plan.toml", "models/")  # doctest: +SKIP
+    >>> if not check.holds:  # doctest: +SKIP
+    ...     print(*check.violations, sep="\\n")
+
+    Raises PlanError, with all problems of all models, for files that are wrong and profiles that lack models of the
+    plan, and where the planning package is not installed.
+    """
+    return _planning().check_plan(Path(plan), _named(profiles), quantile=quantile, is_stale=stale)
+
+
+def _planning() -> PlanTenants:
+    found: dict[str, PlanTenants] = registry.load_all(registry.PLAN_TENANTS)
+    if not found:
+        raise PlanError("no planner of tenants is installed: add the package cotenant.techniques.partitions")
+    return next(iter(found.values()))
+
+
+def _named(profiles: Profiles) -> dict[str, Path]:
+    if isinstance(profiles, Mapping):
+        return {name: Path(path) for name, path in profiles.items()}
+    return {"": Path(profiles)}

@@ -33,13 +33,14 @@ def profile(
 
     `settings` are keys of `cotenant.toml`, as {"device.lanes": "all"}. `on_step` is called with the
     number of finished steps, the number of all steps and the name of the last step. A model that cannot be
-    measured is left out, with a warning in the log. With `server`, what a server needs for a request besides the model
-    is measured too (Linux).
+    measured is left out, with a warning in the log that has all its problems, as `cotenant models` prints them. With
+    `server`, what a server needs for a request besides the model is measured too (Linux).
 
     >>> measured = cotenant.profile("models/", budget_s=0.1)  # doctest: +SKIP
     >>> measured.to_pandas()  # doctest: +SKIP
 
-    Raises CotenantError where no model could be measured, ConfigError for wrong settings.
+    Raises CotenantError with the problems of all models where none could be measured, and ConfigError for wrong
+    settings.
     """
     from cotenant.execute.gpu.hardware_queues import use_all_queues
     from cotenant.load.server_cost import with_server_cost
@@ -55,5 +56,6 @@ def profile(
     for model, reason in errors.items():
         _log.warning("model %r is not in the profile: %s", model, reason)
     if errors and not found.models:
-        raise CotenantError(f"{root}: no model could be measured: {next(iter(errors.values()))}")
+        problems = [f"model {model!r}: {line}" for model, reason in errors.items() for line in reason.split("\n")]
+        raise CotenantError(f"{root}: no model could be measured", *problems)
     return found

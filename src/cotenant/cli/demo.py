@@ -33,6 +33,7 @@ def demo(
     from cotenant.cli.progress import progress
     from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
+    from cotenant.errors import ConfigError
     from cotenant.execute.layout import device_cores
     from cotenant.files import write_whole
     from cotenant.load import LiveStats, run_load_process
@@ -63,6 +64,10 @@ def demo(
     with progress("profiling", quiet=as_json) as on_step:
         profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
     print_left_out(console, errors)
+    if not profile.models:
+        raise ConfigError(
+            f"{repository}: no model could be measured; correct the problems above, or remove the directory"
+        )
     console.print(profile_table(profile, {}))
     targets_ms = latency_targets_ms(profile)
     build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)

@@ -117,9 +117,8 @@ def measured(root: Path, source: BareModel, settings: ServerConfig, loader: Load
         raise ConfigError(f"{root / source.name}: is there already; rename {source.path.name}, or remove the directory")
     config = ModelConfig(tenant=TenantSection(slo_ms=_UNTRIED_SLO_MS))
     found = ModelVersion(source.name, 1, True, source.path.resolve(), config)
-    device = settings.device if settings.device.kind != "cpu" else None
     shares = served_shares(settings)
-    return loader.load(VersionSpec(str(root), found, shares, device=device, is_draft=True))
+    return loader.load(VersionSpec(str(root), found, shares, device=settings.device.gpu, is_draft=True))
 
 
 def drafted(name: str, report: LoadReport) -> Draft:

@@ -59,9 +59,9 @@ def profile(
     from cotenant.load.server_cost import with_server_cost
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
-    from cotenant.measure.verdict import judge_repository, slow_words
+    from cotenant.measure.verdict import slow_words
     from cotenant.profiles.profile_file import disturbed_words
-    from cotenant.repository import contention_path, model_names, profile_path
+    from cotenant.repository import contention_path, profile_path, readable_versions
 
     use_all_queues(os.environ)
     chosen = chosen_of(None, lanes=lanes)
@@ -77,10 +77,9 @@ def profile(
 
         contended_cores(repository, settings)  # checks the cores before hours of measurements
     effort = Effort(budget_s=budget)
-    verdicts = judge_repository(repository, settings, model_names(repository))
     with progress("profiling", quiet=as_json) as on_step:
         result, errors = profile_repository(
-            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts), verdicts=verdicts
+            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=tuple(parts)
         )
         if server:
             result = with_server_cost(repository, settings, result, on_step)
@@ -96,7 +95,7 @@ def profile(
         print_json(msgspec.to_builtins(found))
     else:
         console = make_console()
-        targets = {each.found.tenant: each.found.config.tenant.slo_ms for each in verdicts if each.found is not None}
+        targets = {each.tenant: each.config.tenant.slo_ms for each in readable_versions(repository)}
         console.print(profile_table(result, targets))
         if result.server is not msgspec.UNSET:
             console.print(server_table(result.server))

@@ -25,7 +25,7 @@ class Journal:
     """Finished measurements of a campaign, kept across interruptions: one JSON line each. `path` None keeps no file."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self.path = path
         self._known: dict[str, Any] = {}
         for entry in read_entries(path) if path is not None else ():
             with suppress(KeyError, TypeError):  # a line of another format
@@ -38,8 +38,8 @@ class Journal:
     def put(self, key: str, value: Any) -> None:
         """Keep a measurement, a JSON value; it is on disk when this returns."""
         self._known[key] = value
-        if self._path is not None:
-            append_entry(self._path, {"key": key, "value": value})
+        if self.path is not None:
+            append_entry(self.path, {"key": key, "value": value})
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
         """The measurement under this key; measured and kept if it is missing."""
@@ -49,8 +49,8 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, after the results are saved."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 class Campaign:

@@ -16,10 +16,16 @@ from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.merging_trial import has_one_row
 from cotenant.measure.opened_model import OpenedModel, arithmetic_of
+from cotenant.measure.solo import Effort
 from cotenant.profiles.merging import SINGLE, Merging
 from cotenant.profiles.profile_file import ModelProfile
 from cotenant.repository import ModelVersion
 from cotenant.work import CPU, Share
+
+MEASURING = "measuring "
+"""Prefix of the names of steps that measure."""
+MEASURED = f"{MEASURING}it, after "
+"""Prefix of the names of steps of a campaign; the rest is the measurement that has ended."""
 
 
 class VersionSpec(Struct, frozen=True):
@@ -29,6 +35,9 @@ class VersionSpec(Struct, frozen=True):
     `verdicts` their verdicts on merging, by digest. Without `shares` nothing is measured. `is_draft`: shapes and
     the largest batch that the configuration leaves out are found by trial (`measure.draft`). `faults` are problems of
     its configuration: the version is opened to find further ones, and refused with all of them.
+
+    With `effort` the version is measured for a profile: points that `known` lacks, with a journal at `journal`, without
+    a limit of time. It is refused where it cannot run on sample values.
     """
 
     root: str
@@ -39,6 +48,8 @@ class VersionSpec(Struct, frozen=True):
     verdicts: dict[str, Merging] = {}
     is_draft: bool = False
     faults: tuple[str, ...] = ()
+    effort: Effort | None = None
+    journal: Path | None = None
 
 
 class VersionFacts(Struct, frozen=True):

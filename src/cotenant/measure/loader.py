@@ -21,7 +21,7 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.threads.lanes import run_gently
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
+from cotenant.measure.load_spec import MEASURED, MEASURING, LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opened_model import (
     OpenedModel,
     as_drafted,
@@ -35,7 +35,8 @@ from cotenant.measure.opened_model import (
     remember_verdict,
 )
 from cotenant.measure.profile_misfit import profile_misfit
-from cotenant.measure.solo import CORES, QUICK, measure_model
+from cotenant.measure.solo import CORES, QUICK, Effort, measure_model
+from cotenant.measure.worker_memory import worker_peak_bytes
 from cotenant.profiles.device import this_device
 from cotenant.profiles.merging import Merging
 from cotenant.profiles.profile_file import ModelProfile, Point, load_profile
@@ -46,8 +47,6 @@ _log = logging.getLogger("cotenant.server")
 ASSUMED_SHARE = 0.5
 """Assumed latency of a model that cannot run on sample values, as a share of its SLO (decision 0050)."""
 HINT = "give its inputs values by [samples.INPUT] in its config.toml"
-MEASURING = "measuring "
-"""Prefix of the names of steps that measure."""
 Tell = Callable[[str, VersionFacts | None], None]
 """Called before each step with its name and the facts known so far."""
 
@@ -79,9 +78,14 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 if spec.is_draft:
                     opened = as_drafted(opened)
                 facts = facts_of(opened)
-                if not spec.shares:
+                if not spec.shares or spec.effort is not None:
                     run_once(opened)
+                if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))
+                if spec.effort is not None:
+                    return LoadReport(
+                        facts, _profiled(opened, spec, spec.effort, target, partial(_tell_facts, tell, facts))
+                    )
                 step = partial(_tell_step, tell, facts)
                 known = find_profile(root, opened, spec.shares, spec.known)
                 is_measured = known is None
@@ -89,6 +93,8 @@ def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                 if is_measured and knows_peak:
                     profile = replace(profile, memory_bytes=linux.peak_bytes())
             except ModelError as error:
+                if spec.effort is not None:
+                    raise
                 warning = f"it cannot be run on sample values: {' '.join(error.reason.split())}"
                 facts, is_measured = untried(facts_of(opened), warning), False
                 profile = assumed_profile(facts, spec.shares)
@@ -101,6 +107,33 @@ def run_once(opened: OpenedModel) -> None:
     runner, is_batched = opened.runner, opened.found.config.model.max_batch > 1
     runner.prepare([(0, runner.unit_count)])
     runner.run(0, runner.unit_count, make_inputs(runner.inputs, opened.shapes[0], 1, is_batched, opened.samples))
+
+
+def _profiled(
+    opened: OpenedModel, spec: VersionSpec, effort: Effort, target: TargetDevice, tell: Callable[[str], None]
+) -> ModelProfile:
+    """The profile that is known of this model under any name, with the points that it lacks. Raises ModelError."""
+    known = next((each for each in spec.known if _is_known(each, opened)), None)
+    if known is not None and covers(known, spec.shares):
+        return replace(known, splits=opened.splits, merging=opened.merging, row_bytes=opened.row_bytes)
+    tell(f"{MEASURING}it")
+    sweep, journal = opened.sweep(spec.shares, effort), Journal(spec.journal)
+    measured = measure_model(opened.runner, sweep, journal, lambda text: tell(f"{MEASURED}{text}"), target)
+    sizes = {point.cores for point in measured.points}
+    others = [point for point in known.points if point.cores not in sizes] if known else []
+    points = sorted((*measured.points, *others), key=lambda point: (point.shape, point.cores, point.items))
+    peak = partial(worker_peak_bytes, opened, sweep, measured.cuts)
+    memory_bytes = max(journal.remember(f"{opened.digest}/memory", peak), known.memory_bytes if known else 0)
+    return replace(measured, points=tuple(points), memory_bytes=memory_bytes, row_bytes=opened.row_bytes)
+
+
+def _is_known(profile: ModelProfile, opened: OpenedModel) -> bool:
+    is_same = profile.digest == opened.digest and profile.cuts[-1] == opened.runner.unit_count
+    return is_same and has_batches(profile, opened)
+
+
+def _tell_facts(tell: Tell, facts: VersionFacts, step: str) -> None:
+    tell(step, facts)
 
 
 def _tell_trial(tell: Tell, facts: VersionFacts, what: str) -> None:

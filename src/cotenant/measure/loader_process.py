@@ -7,6 +7,7 @@ child serves several loads, since starting one takes about half a second.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ from msgspec import Struct
 from cotenant import linux
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.child import KILLED, ChildProcess
-from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
+from cotenant.measure.load_spec import MEASURING, LoadReport, VersionFacts, VersionSpec, decode, encode
 from cotenant.shortages import report_error, start_thread
 
 MODULE = "cotenant.measure.loader_process"
@@ -142,7 +143,8 @@ class Loader:
         with self._slots, nullcontext() if spec.device is None else self._on_gpu:
             if not linux.IS_LINUX:
                 with self._measuring:
-                    return _report_of(_answer_to(spec, lambda step, facts: None), _name_of(spec))
+                    tell = partial(self.on_step, spec.found.model)
+                    return _report_of(_answer_to(spec, lambda step, facts: tell(step)), _name_of(spec))
             with self._lock:
                 child = self._resting.pop() if self._resting else None
             return self._load(spec, child)
@@ -185,7 +187,7 @@ class Loader:
                     raise
                 return self._ask(spec, None)  # an earlier load may have caused its death
         except _LostError as lost:
-            if not (lost.is_late and lost.facts is not None):
+            if spec.effort is not None or not (lost.is_late and lost.facts is not None):
                 raise VersionLoadError(*spec.faults, lost.sentence, is_killed=lost.is_killed) from None
             why = f"{lost.step} had not ended after {self._limit_s:g} s"
             facts = untried(lost.facts, why)
@@ -259,16 +261,25 @@ class _Child:
         most = self._base_bytes + (_free_bytes() if memory_bytes is None else memory_bytes)
         with suppress(OSError):  # it has died: detected below
             self._pipe.send_bytes(encode(spec))
+        limits_s = limit_s, limit_s if spec.effort is None else math.inf
         with ExitStack() as measuring:
-            return self._follow(where, limit_s, most, measuring, on_step)
+            return self._follow(where, limits_s, most, measuring, on_step)
 
     def _follow(
-        self, where: str, limit_s: float, most: int, measuring: ExitStack, on_step: Callable[[str], None]
+        self,
+        where: str,
+        limits_s: tuple[float, float],
+        most: int,
+        measuring: ExitStack,
+        on_step: Callable[[str], None],
     ) -> LoadReport:
-        """Follow the steps of a load to its end; `measuring` holds the lock for measurements."""
+        """Follow the steps of a load to its end; `measuring` holds the lock for measurements.
+
+        `limits_s` are those of a step that does not measure, and of one that does.
+        """
         step, facts = "opening its files", None
         on_step(step)
-        until = time.monotonic() + limit_s
+        until = time.monotonic() + limits_s[0]
         while True:
             message = self._receive(step, facts, until, most, where)
             match message:
@@ -279,7 +290,7 @@ class _Child:
                             on_step("it waits until another model is measured")
                         self._wait_to_measure(where, measuring)
                     on_step(step)
-                    until = time.monotonic() + limit_s
+                    until = time.monotonic() + limits_s[step.startswith(MEASURING)]
                 case _Said(logger, level, text):
                     if not self._is_quiet:
                         logging.getLogger(logger).log(level, "%s", text)
@@ -401,8 +412,6 @@ def main() -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    from cotenant.measure.loader import MEASURING
-
     logging.basicConfig(level=logging.INFO, handlers=[_ToServer(pipe)], force=True)
     pipe.send_bytes(encode(_Hello()))
     may_measure = False

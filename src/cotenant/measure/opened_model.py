@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -318,18 +318,8 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
     return found[0] if all(each == found[0] for each in found) else UNSET
 
 
-def open_all(
-    root: Path,
-    errors: dict[str, str],
-    target: TargetDevice = CORES,
-    shares: Sequence[Share] = (),
-    models: Collection[str] | None = None,
-) -> dict[str, OpenedModel]:
-    """All versions of all models of a repository, or of `models`, by tenant.
-
-    `errors` gets the reasons of omissions, by model; versions that have one are not opened. Raises ConfigError when
-    there is no model.
-    """
+def names_to_profile(root: Path) -> tuple[str, ...]:
+    """The names of the models of a repository. Raises ConfigError when there is none."""
     names = model_names(root)
     if not names:
         check_not_empty(root)
@@ -337,28 +327,32 @@ def open_all(
             f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/model.onnx "
             "(or model.pt2)"
         )
+    return names
+
+
+def open_all(root: Path, errors: dict[str, str]) -> dict[str, OpenedModel]:
+    """All versions of all models of a repository, by tenant.
+
+    `errors` gets the reasons of omissions, by model. Raises ConfigError when there is no model.
+    """
     opened: dict[str, OpenedModel] = {}
-    for name in names if models is None else sorted({*names} & {*models}):
+    for name in names_to_profile(root):
         with leaving_out(errors, name):
             unreadable: dict[str, str] = {}
             versions = find_versions(root, name, unreadable)
             check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
             errors |= {f"{name} {version}": reason for version, reason in unreadable.items()}
-            opened |= _open_each(root, versions, errors, target, shares)
+            opened |= _open_each(root, versions, errors)
     return opened
 
 
-def _open_each(
-    root: Path, versions: Sequence[ModelVersion], errors: dict[str, str], target: TargetDevice, shares: Sequence[Share]
-) -> dict[str, OpenedModel]:
+def _open_each(root: Path, versions: Sequence[ModelVersion], errors: dict[str, str]) -> dict[str, OpenedModel]:
     """The versions of one model that can be opened; the newest of them is the default one."""
     opened: dict[str, OpenedModel] = {}
     for found in reversed(versions):
         at = found.model if len(versions) == 1 else f"{found.model} {found.version}"
-        if f"{found.model} {found.version}" in errors:
-            continue
         with leaving_out(errors, at):
-            each = open_version(root, replace(found, is_default=not opened), target, shares)
+            each = open_version(root, replace(found, is_default=not opened))
             opened[each.found.tenant] = each
     return dict(reversed(opened.items()))
 

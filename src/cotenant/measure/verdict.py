@@ -19,6 +19,9 @@ from cotenant.profiles.profile_file import ModelProfile, Point, Profile, disturb
 from cotenant.repository import ModelVersion, check_owners, examine, load_order
 from cotenant.repository.measured_content import changes
 
+LoadVersion = Callable[[ModelVersion, tuple[str, ...]], LoadReport]
+"""Opens a version beside known problems of its configuration, and raises CotenantError with all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
@@ -54,29 +57,41 @@ def judge_repository(
     Beside the stored `profile`, a version that changed since it was measured has a problem, unless `stale`. An SLO
     below the time of one query is a warning.
     """
-    device = settings.device if settings.device.kind != "cpu" else None
-    owners: dict[str, str] = {}
+    device = settings.device.gpu
     with closing(Loader(settings.server.load_limit_s, is_quiet=True)) as loader:
 
-        def one(model: str) -> list[ModelVerdict]:
-            made = judge(
-                root,
-                model,
-                lambda found: check_owners(found, owners),
-                lambda found, faults: loader.load(VersionSpec(str(root), found, device=device, faults=faults)),
-            )
-            owners.update({each.found.tenant: model for each in made if each.found is not None and each.report})
-            return made
+        def load(found: ModelVersion, faults: tuple[str, ...]) -> LoadReport:
+            return loader.load(VersionSpec(str(root), found, device=device, faults=faults))
 
-        first, rest = load_order(root, models)
-        with ThreadPoolExecutor(loader.most) as pool:
-            found = [verdict for made in (*pool.map(one, first), *map(one, rest)) for verdict in made]
+        made = judge_models(root, models, load, loader.most)
+    if profile is not None:
+        changed = {} if stale else changes(root, profile.contents)
+        made = [_beside_profile(each, profile, changed, root) for each in made]
+    return made
+
+
+def judge_models(root: Path, models: Iterable[str], load: LoadVersion, most: int = 1) -> list[ModelVerdict]:
+    """The verdicts on `models`, by name and version. At most `most` models are loaded at the same time.
+
+    `load` is as for `judge`.
+    """
+    owners: dict[str, str] = {}
+
+    def one(model: str) -> list[ModelVerdict]:
+        made = judge(root, model, lambda found: check_owners(found, owners), load)
+        owners.update({each.found.tenant: model for each in made if each.found is not None and each.report})
+        return made
+
+    first, rest = load_order(root, models)
+    if most > 1:
+        with ThreadPoolExecutor(most) as pool:
+            judged = [*pool.map(one, first)]
+    else:
+        judged = [*map(one, first)]
+    found = [verdict for made in (*judged, *map(one, rest)) for verdict in made]
     for each in found:
         if each.report is not None and each.report.facts.found.config.model.max_batch > 1:
             remember_verdict(each.report.facts.digest, each.report.facts.merging)
-    if profile is not None:
-        changed = {} if stale else changes(root, profile.contents)
-        found = [_beside_profile(each, profile, changed, root) for each in found]
     return sorted(found, key=lambda each: (each.model, int(each.version or 0)))
 
 
@@ -84,12 +99,11 @@ def judge(
     root: Path,
     model: str,
     check: Callable[[Sequence[ModelVersion]], None],
-    load: Callable[[ModelVersion, tuple[str, ...]], LoadReport],
+    load: LoadVersion,
 ) -> list[ModelVerdict]:
     """The verdicts on the versions of a model, newest first. The newest that loads is the default one.
 
-    `check` raises ConfigError for tenants that belong to others. `load` opens a version beside known problems of its
-    configuration, and raises CotenantError with all of them. Raises LoadCancelledError.
+    `check` raises ConfigError for tenants that belong to others. Raises LoadCancelledError.
     """
     unreadable: dict[str, str] = {}
     faults: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,41 @@ def test_options_are_those_of_the_command(root: Path, run: Run, tmp_path: Path) 
     )
 
 
+def test_a_check_is_that_of_the_command(root: Path, run: Run, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    cotenant.plan(root.parent / "few.toml", root, planner="elastic_int", quick=True).save(good)
+    check = cotenant.check_plan(good, root)
+    assert check.holds
+    assert check.same_profile
+    assert check.rows() == []
+    text = re.sub(r"rate = 5(\.0)?\n", "rate = 100000000.0\n", good.read_text(encoding="utf-8"))
+    assert text != good.read_text(encoding="utf-8")
+    bad.write_text(text, encoding="utf-8")
+    check = cotenant.check_plan(bad, {"cpu": root}, quantile="p99")
+    assert not check.holds
+    expected = printed_check(run, bad, "--profiles", root, "--quantile", "p99")
+    assert {**expected, "violations": list(check.violations), "same_profile": check.same_profile} == expected
+    assert [row["violation"] for row in check.rows()] == expected["violations"]
+
+
+def printed_check(run: Run, *words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("plan", "--check", *words, "--json")[1])
+    return found
+
+
+def test_an_error_of_a_plan_or_a_check_has_all_problems(root: Path, tmp_path: Path) -> None:
+    tenants, plan = tmp_path / "tenants.toml", tmp_path / "plan.toml"
+    text = TENANTS.format(rate=5)
+    tenants.write_text(text + "".join(f'[[tenant]]\nname = "{name}"\nrate = 1\n' for name in ("one", "two")), "utf-8")
+    with pytest.raises(PlanError) as caught:
+        cotenant.plan(tenants, root)
+    assert [each.split(": ")[1] for each in caught.value.problems] == ["tenant 'one'", "tenant 'two'"]
+    cotenant.plan(root.parent / "few.toml", root, planner="elastic_int", quick=True).save(plan)
+    plan.write_text(plan.read_text("utf-8").replace('"add_sub"', '"gone"'), "utf-8")
+    with pytest.raises(PlanError, match="gone"):
+        cotenant.check_plan(plan, root)
+
+
 def test_tenants_that_do_not_fit(root: Path, run: Run, tmp_path: Path) -> None:
     tenants = root.parent / "many.toml"
     found = cotenant.plan(tenants, root, planner="elastic_int")
@@ -95,3 +131,5 @@ def test_what_is_wrong_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(registry, "load_all", lambda socket: {})
     with pytest.raises(PlanError, match="no planner of tenants is installed"):
         cotenant.plan(tenants, root)
+    with pytest.raises(PlanError, match="no planner of tenants is installed"):
+        cotenant.check_plan(tenants, root)

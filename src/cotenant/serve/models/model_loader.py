@@ -71,8 +71,7 @@ class ModelLoader:
     ) -> None:
         self.root = root
         self.loader_process = Loader(settings.server.load_limit_s)
-        self._device = None if settings.device.kind == "cpu" else settings.device
-        """As in VersionSpec: None for the CPU."""
+        self._device = settings.device.gpu
         self._executor = executor
         self._cuts_of = cuts_of
         self._check_tenants = check_tenants

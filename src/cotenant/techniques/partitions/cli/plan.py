@@ -15,7 +15,7 @@ from cotenant.cli.options import PlanOutput, Stale, a_number, print_json
 from cotenant.cli.records import with_records
 from cotenant.errors import PlanError
 from cotenant.files import write_whole
-from cotenant.plan_file import TENANTS, SectionCheck, read_sections, sections, sections_text
+from cotenant.plan_file import TENANTS, read_sections, sections_text
 from cotenant.techniques.partitions.cli.plan_inputs import tables_of, with_devices
 
 if TYPE_CHECKING:
@@ -203,10 +203,6 @@ def plan(
     _show(contents, basis, answers, output)
 
 
-def _roots(tables: Mapping[str, ProfileCosts]) -> list[Path]:
-    return [table.root for table in tables.values() if table.root is not None]
-
-
 def _planned(
     planners: tuple[Planner, Planner], planning: PlannerOptions, request: Request, basis: CostBasis, *, as_json: bool
 ) -> tuple[PlanFile, dict[str, Any]]:
@@ -236,42 +232,34 @@ def _planned(
 
 def _check(path: Path, costs: CostOptions, output: PlanOutput) -> None:
     """Check a plan file against measured profiles; ends the command if it does not hold."""
-    from cotenant.techniques.partitions.plan.answer import basis_for, broken_promises
-    from cotenant.techniques.partitions.plan.assess import violations
+    from cotenant.techniques.partitions.plan.answer import checked_tenants
 
     contents = read_sections(path)
     if TENANTS not in contents:
         _check_others(path, contents, costs, output)
         return
-    file: PlanFile = contents[TENANTS]
-    tables = costs.tables()
-    basis = basis_for(tables, file.request, stale=costs.stale)
-    request = replace(file.request, devices=basis.devices)
-    contents[TENANTS] = file = replace(file, request=request)
-    wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
-    faults, old = _check_sections(contents, _roots(tables), stale=None)
-    wrong += [*broken_promises(file, basis.costs), *faults]
-    same = file.profile == basis.fingerprint and not old
-    facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
+    found = checked_tenants(contents, costs.tables(), is_stale=costs.stale)
+    wrong = found.check.violations
+    facts = {"holds": found.check.holds, "violations": wrong, "same_profile": found.check.same_profile}
     if wrong:
         if output.as_json:
             print_json({**facts, "plan_file": str(path)})
         else:
-            _print_faults(path, wrong, basis.notes)
-            if not same:
+            _print_faults(path, wrong, found.basis.notes)
+            if not found.check.same_profile:
                 print("It was made from another profile.")
         raise typer.Exit(EXIT_INFEASIBLE)
-    _show(contents, basis, facts, output)
+    _show(found.contents, found.basis, facts, output)
 
 
 def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, output: PlanOutput) -> None:
     """Check a plan file without tenants."""
-    from cotenant.techniques.partitions.plan.answer import words_of
+    from cotenant.techniques.partitions.plan.answer import check_sections, words_of
 
-    roots = [Path(text) for text in costs.profiles or ()]
-    faults, old = _check_sections(contents, roots, stale=costs.stale)
+    check = check_sections(contents, [Path(text) for text in costs.profiles or ()], is_stale=costs.stale)
+    faults, old = check.violations, check.stale
     if output.as_json:
-        print_json({"holds": not faults, "violations": faults, "stale": old, "plan_file": str(path)})
+        print_json({"holds": check.holds, "violations": faults, "stale": old, "plan_file": str(path)})
     else:
         if faults:
             _print_faults(path, faults)
@@ -280,12 +268,6 @@ def _check_others(path: Path, contents: Mapping[str, Any], costs: CostOptions, o
         print(*old, sep="\n", end="\n" if old else "")
     if faults:
         raise typer.Exit(EXIT_INFEASIBLE)
-
-
-def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
-    """Faults of all sections of a plan file (`FileSection.check`)."""
-    found = [sections()[name].check(content, roots, stale=stale) for name, content in contents.items()]
-    return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
 
 
 def _print_faults(path: Path, faults: Sequence[str], notes: Sequence[str] = ()) -> None:

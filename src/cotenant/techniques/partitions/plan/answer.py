@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from cotenant.api.planning import PlanOptions, PlanResult
+from cotenant.api.planning import PlanCheck, PlanOptions, PlanResult
 from cotenant.errors import PlanError
 from cotenant.measure.rates import rates_fault
-from cotenant.plan_file import TENANTS, sections, sections_text
+from cotenant.plan_file import TENANTS, SectionCheck, read_sections, sections, sections_text
 from cotenant.repository import model_names, readable_versions
 from cotenant.repository.server_settings import settings_of
 from cotenant.techniques.partitions.plan.advice import Advisor, Remedy, Unservable, all_loads
@@ -144,6 +144,49 @@ def plan_tenants(
         return found
     file, answers = found
     return answer_of({TENANTS: file, **kept_sections(tables, request)}, basis, {**answers, "poisson": is_poisson})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPlan:
+    """A plan file with tenants, its check, and the costs of its models."""
+
+    contents: Mapping[str, Any]
+    check: PlanCheck
+    basis: CostBasis
+
+
+def check_plan(plan: Path, profiles: Mapping[str, Path], *, quantile: str, is_stale: bool) -> PlanCheck:
+    """The function behind `cotenant.check_plan`. Raises PlanError."""
+    contents = read_sections(plan)
+    if TENANTS not in contents:
+        return check_sections(contents, [*profiles.values()], is_stale=is_stale)
+    tables = {name: profile_costs(path, quantile) for name, path in profiles.items()}
+    return checked_tenants(contents, tables, is_stale=is_stale).check
+
+
+def check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, is_stale: bool) -> PlanCheck:
+    """Check a plan file without tenants against its repositories."""
+    faults, old = _check_sections(contents, roots, stale=is_stale)
+    return PlanCheck(tuple(faults), tuple(old), not old)
+
+
+def checked_tenants(contents: Mapping[str, Any], tables: Mapping[str, ProfileCosts], *, is_stale: bool) -> CheckedPlan:
+    """Check a plan file with tenants. Raises as `basis_for`."""
+    file: PlanFile = contents[TENANTS]
+    basis = basis_for(tables, file.request, stale=is_stale)
+    request = replace(file.request, devices=basis.devices)
+    contents = {**contents, TENANTS: replace(file, request=request)}
+    wrong = violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)
+    roots = [table.root for table in tables.values() if table.root is not None]
+    faults, old = _check_sections(contents, roots, stale=None)
+    is_same = file.profile == basis.fingerprint and not old
+    return CheckedPlan(contents, PlanCheck((*wrong, *faults), tuple(old), is_same), basis)
+
+
+def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
+    """Faults of all sections of a plan file (`FileSection.check`)."""
+    found = [sections()[name].check(content, roots, stale=stale) for name, content in contents.items()]
+    return SectionCheck([each for one in found for each in one.faults], [each for one in found for each in one.stale])
 
 
 def profile_costs(path: str | Path, quantile: str) -> ProfileCosts:
