@@ -68,6 +68,22 @@ def test_commands_take_a_trace_where_a_workload_goes(root: Path, trace: Path, ru
     assert "fcfs" in out
 
 
+def test_a_faster_replay_has_all_arrivals_in_less_time(root: Path, trace: Path) -> None:
+    found = cotenant.sweep(trace, root, "rate", [0.5, 1, 2], settings=ONE_CORE)
+    assert len({run.tenant("add_sub").offered for run in found.runs}) == 1
+    slow, usual, fast = (row["goodput_per_s"] for row in found.rows())
+    assert slow < usual < fast
+
+
+def test_a_trace_with_a_gap_says_so(trace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = trace.read_text().splitlines()
+    end_ns = json.loads(lines[len(lines) // 2])[0]
+    path.write_text("\n".join([*lines[: len(lines) // 2 + 1], json.dumps([end_ns, "LogFull", {}, []])]) + "\n")
+    recorded_workload(path, lambda tenant: tenant)
+    assert "events are missing" in caplog.text
+
+
 def test_refused_requests_arrive_as_usual_queries(tmp_path: Path, trace: Path) -> None:
     lines = trace.read_text().splitlines()
     at_ns = 1_000_000_000

@@ -42,7 +42,7 @@ def test_every_run_is_that_of_a_single_simulation(root: Path, key: str, values: 
     found = cotenant.sweep(WORKLOAD, root, key, values, settings=ONE_CORE)
     for value, run in zip(values, found.runs, strict=True):
         assert run.to_json() == cotenant.simulate(WORKLOAD, root, **single(value)).to_json()
-    assert [row[key] for row in found.rows()] == values
+    assert [row["value"] for row in found.rows()] == values
 
 
 def test_the_command_prints_draws_and_tells_what_the_function_returns(root: Path, run: Run, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_command_prints_draws_and_tells_what_the_function_returns(root: Path
     drawing = ElementTree.parse(picture).getroot()
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert "add_sub" in picture.read_text()
-    assert found.rows()[0]["least"] > found.rows()[2]["least"]
+    assert found.rows()[0]["least_attainment"] > found.rows()[2]["least_attainment"]
 
 
 def test_values_that_are_names_are_drawn_side_by_side(root: Path) -> None:
@@ -73,6 +73,7 @@ def test_values_that_are_names_are_drawn_side_by_side(root: Path) -> None:
         ("slo", [1], "the key is 'slo', expected SECTION.KEY"),
         ("rate", ["fast"], "rate is 'fast', expected a number from 0"),
         ("rate", [0], "expected a positive factor"),
+        ("noise", [1000], "expected a number up to 10"),
         ("rate", [], "0 values, expected from 1 to 100"),
         ("tenant.nobody.slo_ms", [1], "no tenant 'nobody'"),
         ("tenant.add_sub.slo_ms", [5, -1], "slo_ms"),
@@ -91,6 +92,11 @@ def test_an_assignment_of_another_form_is_refused(root: Path, run: Run, words: s
     status, _, err = run("sweep", words, root.parent / "workload.toml", root)
     assert status == 2
     assert "expected KEY=A,B,C" in err
+
+
+def test_lists_are_values(root: Path, run: Run) -> None:
+    _, out, _ = run("sweep", "device.cores=[0],[0,1]", root.parent / "workload.toml", root)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("│ ")] == ["[0]", "[0,"]
 
 
 def test_an_interrupted_sweep_shows_the_values_that_are_done(

@@ -109,7 +109,7 @@ def test_queries_that_make_the_model_raise_cost_nobody_else_his_answer(tmp_path:
     root = tmp_path / "models"
     write_model(root, "picky", picky(), MOST_ROWS)
     (root / "cotenant.toml").write_text('[device]\nlanes = "all"\n')
-    assert cotenant("profile", str(root)).returncode == 0
+    assert cotenant("profile", str(root), "--no-server").returncode == 0
     path, alike = profile_path(root), [NS_PER_MS] * 4
     profile = load_profile(path)
     [model] = profile.models.values()  # whatever a busy machine measured: rows cost nothing more, so that merging pays

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cotenant import linux
+
 WAIT_S = 30.0
 COMMAND = (sys.executable, "-m", "cotenant")
 
@@ -20,11 +22,7 @@ def cotenant(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def processes_of(server: int, module: str) -> list[int]:
     """The processes below a server that run a module, such as "execute.worker.main"."""
-    tasks = Path(f"/proc/{server}/task").iterdir()
-    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    name = f"cotenant.{module}".encode()
-    found = [pid for pid in children if name in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-    return [*found, *(each for pid in children for each in processes_of(pid, module))]
+    return [pid for pid, name in linux.processes_below(server) if name == f"cotenant.{module}"]
 
 
 def workers_of(server: int) -> list[int]:

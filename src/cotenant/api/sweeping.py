@@ -23,7 +23,7 @@ from cotenant.workload import Workload
 RATE, POLICY, NOISE, DECISION_US = "rate", "policy", "noise", "decision_us"
 PLAIN_KEYS = (RATE, POLICY, NOISE, DECISION_US)
 """Keys besides those of `cotenant.toml` and of tenants: factor on all rates, name of a policy, two assumptions."""
-MOST_VALUES = 100
+MOST_VALUES, MOST_NOISE = 100, 10.0
 _log = logging.getLogger("cotenant.simulate")
 
 
@@ -42,13 +42,18 @@ class Sweep(Tabular):
 
     @override
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each value: the attainment of each tenant (0 to 1), the least of them, and goodput per second."""
+        """A row for each value: the attainment of each tenant (0 to 1), the least of them, and goodput per second.
+
+        Keys: value, attainment.TENANT, least_attainment, goodput_per_s.
+        """
         found = []
         for value, run in zip(self.values, self.runs, strict=True):
             by_tenant = {each.tenant: each.attainment for each in run.summary.tenants}
             known = [each for each in by_tenant.values() if each is not None]
             goodput = sum(each.goodput_per_s for each in run.summary.tenants)
-            found.append({self.key: value, **by_tenant, "least": min(known, default=None), "goodput_per_s": goodput})
+            shares = {f"attainment.{name}": share for name, share in by_tenant.items()}
+            least = min(known, default=None)
+            found.append({"value": value, **shares, "least_attainment": least, "goodput_per_s": goodput})
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def sweep(
     >>> workload = {"duration_s": 10.0, "seed": 1, "tenant": [{"model": "vision", "rate": 20.0}]}
     >>> models = {"vision": cotenant.AssumedModel(slo_ms=200, latency_ms=50)}
     >>> found = cotenant.sweep(workload, models, "rate", [0.25, 2.0], settings={"device.cores": [0]})
-    >>> [row["least"] > 0.9 for row in found.rows()]
+    >>> [row["least_attainment"] > 0.9 for row in found.rows()]
     [True, False]
 
     Raises CotenantError for files, keys and values that are wrong.
@@ -149,6 +154,8 @@ def _simulation(
             raise ConfigError(f"{key} is {value!r}, expected a number from 0")
         if key == RATE and value == 0:
             raise ConfigError("rate is 0, expected a positive factor")
+        if key == NOISE and value > MOST_NOISE:
+            raise ConfigError(f"noise is {value:g}, expected a number up to {MOST_NOISE:g}")
         field = "factor" if key == RATE else key
         options = replace(options, **{field: float(value)})  # type: ignore[arg-type]  # fields of numbers
         return Simulation(workload, repository, settings, policies, options, _log.warning)

@@ -105,10 +105,11 @@ def chosen_of(assigned: Sequence[str] | None, **flags: object) -> dict[str, obje
 def values_of(assignment: str) -> tuple[str, list[object]]:
     """Key and values of KEY=A,B,C. Raises ConfigError for another form."""
     key, is_given, text = assignment.partition("=")
+    whole = _value(f"[{text}]", None)
     texts = [each.strip() for each in text.split(",")]
     if not is_given or not key.strip() or not all(texts):
         raise ConfigError(f"the sweep is {assignment!r}, expected KEY=A,B,C, as rate=0.5,1,2")
-    return key.strip(), [_value(each, each) for each in texts]
+    return key.strip(), whole if isinstance(whole, list) else [_value(each, each) for each in texts]
 
 
 def _value(text: str, otherwise: object) -> object:

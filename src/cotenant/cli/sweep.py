@@ -81,6 +81,7 @@ def sweep_table(found: Sweep) -> FittedTable:
     for heading in (*found.tenants, "least", "goodput/s"):
         table.add_column(heading, justify="right")
     for row in found.rows():
-        value, *shares = (row[name] for name in (found.key, *found.tenants, "least"))
+        names = (*(f"attainment.{tenant}" for tenant in found.tenants), "least_attainment")
+        value, *shares = row["value"], *(row[name] for name in names)
         table.add_row(str(value), *map(percent, shares), f"{row['goodput_per_s']:.1f}")
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,8 +15,7 @@ from cotenant.workload import TenantLoad, Trace, Workload
 _Kind = tuple[str, int, int, int, int | None]
 """Tenant, rows, shape, priority of the request (0: unset), and time-out in ns."""
 _TAIL_NS = 1_000_000_000
-_STEP_NS = 1_000_000
-"""Time-outs count in steps of this."""
+_log = logging.getLogger("cotenant.simulate")
 
 
 def is_trace(path: Path) -> bool:
@@ -36,7 +36,10 @@ def recorded_workload(
 
     `model_of` gives the model or application of a tenant. Times count from the first arrival. Requests that were
     refused before they became queries arrive as queries of their tenant's usual kind. Cancelled queries arrive, and are
-    not cancelled. Raises TraceError for a file that is no trace, and for a trace without arrivals.
+    not cancelled. Time-outs have two digits. Queries of applications have neither rows, shapes, priorities nor
+    time-outs in a trace. A trace with a gap makes a smaller workload, with a warning in the log.
+
+    Raises TraceError for a file that is no trace, and for a trace without arrivals.
     """
     return _workload(read(path, on_read)[1], path, model_of)
 
@@ -44,21 +47,25 @@ def recorded_workload(
 def _workload(records: Iterable[Record], path: Path, model_of: Callable[[str], str]) -> Workload:
     arrived: dict[_Kind, list[int]] = {}
     refused: dict[str, list[int]] = {}
+    is_cut = False
     for record in records:
         event = record.event
+        is_cut |= record.kind in ("EventsMissing", "LogFull")
         if record.kind == "QueryArrived" and event["query"].get("part_of") is None:
             query = event["query"]
             at_ns, expiry_ns = query["arrival_ns"], query.get("expiry_ns")
             rank = query.get("rank", UNSET_RANK)
             kind = (
                 *(query["tenant"], query.get("items", 1), query.get("shape", 0), rank if rank != UNSET_RANK else 0),
-                None if expiry_ns is None else max(1, round((expiry_ns - at_ns) / _STEP_NS)) * _STEP_NS,
+                None if expiry_ns is None else round(float(f"{max(1, expiry_ns - at_ns):.2g}")),
             )
             arrived.setdefault(kind, []).append(at_ns)
         elif record.kind == "ApplicationArrived":
             arrived.setdefault((event["application"], 1, 0, 0, None), []).append(event["arrival_ns"])
         elif record.kind == "QueryRefused":
             refused.setdefault(event["tenant"], []).append(event["arrival_ns"])
+    if is_cut:
+        _log.warning("%s: events are missing, so the workload has fewer queries than the run had", path)
     usual = _usual(arrived)
     for tenant, times in refused.items():
         arrived.setdefault(usual.get(tenant, (tenant, 1, 0, 0, None)), []).extend(times)

@@ -259,11 +259,16 @@ class Workload(_Checked, frozen=True):
 
 
 def scale(workload: Workload, factor: float) -> Workload:
-    """Return the workload with every rate multiplied by `factor`; a trace is replayed that much faster."""
+    """Return the workload with every rate multiplied by `factor`; a trace is replayed that much faster.
+
+    A workload of traces alone lasts shorter by that factor, as the replay of a trace does.
+    """
     _positive("workload", "factor", factor)
-    return replace(
-        workload, tenants=tuple(replace(tenant, process=tenant.process.scaled(factor)) for tenant in workload.tenants)
-    )
+    tenants = tuple(replace(tenant, process=tenant.process.scaled(factor)) for tenant in workload.tenants)
+    if not all(isinstance(tenant.process, Trace) for tenant in tenants):
+        return replace(workload, tenants=tenants)
+    times = {"duration_ns": max(1, round(workload.duration_ns / factor)), "warmup_ns": int(workload.warmup_ns / factor)}
+    return replace(workload, tenants=tenants, **times)
 
 
 def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:

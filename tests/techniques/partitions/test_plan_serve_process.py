@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("planned") / "models"
     for name, factor in (("a", 1.0), ("b", 2.0)):
         write_model(made, name, config(max_batch=4, slo_ms=SLO_MS), {1: lambda factor=factor: scaled(factor)})
-    done = cotenant("profile", str(made), "--budget", "0.05", "--lanes", "0/1")
+    done = cotenant("profile", str(made), "--no-server", "--budget", "0.05", "--lanes", "0/1")
     assert done.returncode == 0, done.stderr
     return made
 
