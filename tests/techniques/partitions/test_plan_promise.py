@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+import cotenant
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.predict.latency import LatencyModel
+from cotenant.profiles.profile_file import Point, load_profile, save_profile
+from cotenant.repository import profile_path
 from cotenant.techniques.partitions.plan.advice import Advisor
-from cotenant.techniques.partitions.plan.answer import broken_promises, planned
+from cotenant.techniques.partitions.plan.answer import _broken_promises, planned
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan, plan_text
 from cotenant.techniques.partitions.plan.planners import make_planner
 from cotenant.techniques.partitions.plan.promise import Promising, missed, share_of, simulated
 from cotenant.techniques.partitions.plan.sources import CostBasis
 from cotenant.techniques.partitions.plan.table_costs import TableCosts
 from cotenant.techniques.partitions.plan.types import DEVICES, MISSES, DeviceType, Infeasible, Load, Plan, Planner
+from repositories import write_good
 
 MS = 1_000_000
 DEVICE = DeviceType("cpu", ((2,), (1, 1)), 1 << 34)
@@ -99,12 +104,36 @@ def test_the_plan_file_keeps_the_promise_and_the_check_confirms_it() -> None:
     assert isinstance(found, tuple)
     kept = parse_plan(plan_text(found[0]), "plan")
     assert kept.misses == 0.02
-    assert broken_promises(kept, COSTS) == []
-    assert broken_promises(replace(kept, misses=None), COSTS) == []
+    assert _broken_promises(kept, COSTS) == []
+    assert _broken_promises(replace(kept, misses=None), COSTS) == []
     plain = make_planner("elastic_int", 0.1).plan(BURSTY, (DEVICE, DEVICE), COSTS)
     assert isinstance(plain, Plan)
-    broken = broken_promises(PlanFile(Request(BURSTY, (DEVICE, DEVICE)), plain, 0.1, misses=0.02), COSTS)
+    broken = _broken_promises(PlanFile(Request(BURSTY, (DEVICE, DEVICE)), plain, 0.1, misses=0.02), COSTS)
     assert [each.split()[0] for each in broken] == ["'small'", "'large'"]
+
+
+def test_the_check_of_a_file_simulates_its_promise_again(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "add_sub")
+    cotenant.profile(root, budget_s=0.0, settings={"device.cores": [0]})
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text('[[device]]\nname = "cpu"\ncores = 1\n\n[[tenant]]\nname = "add_sub"\nrate = 20\n')
+    found = cotenant.plan(tenants, root, planner="elastic_int", quick=True, misses=0.05)
+    path = tmp_path / "plan.toml"
+    found.save(path)
+    assert cotenant.check_plan(path, root).holds
+    late = load_profile(profile_path(root))
+    slow = {
+        name: replace(model, points=tuple(_slower(each) for each in model.points))
+        for name, model in late.models.items()
+    }
+    save_profile(profile_path(root), replace(late, models=slow))
+    assert any("are promised" in each for each in cotenant.check_plan(path, root).violations)
+
+
+def _slower(point: Point) -> Point:
+    """The point with latencies that no SLO of the repository allows."""
+    times = ("p50_ns", "p90_ns", "p95_ns", "p99_ns")
+    return replace(point, **dict.fromkeys(times, 30_000 * MS))
 
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02)])

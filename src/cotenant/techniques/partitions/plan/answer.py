@@ -177,10 +177,11 @@ def checked_tenants(contents: Mapping[str, Any], tables: Mapping[str, ProfileCos
     request = replace(file.request, devices=basis.devices)
     contents = {**contents, TENANTS: replace(file, request=request)}
     wrong = violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)
+    broken = _broken_promises(contents[TENANTS], basis.costs)
     roots = [table.root for table in tables.values() if table.root is not None]
     faults, old = _check_sections(contents, roots, stale=None)
     is_same = file.profile == basis.fingerprint and not old
-    return CheckedPlan(contents, PlanCheck((*wrong, *faults), tuple(old), is_same), basis)
+    return CheckedPlan(contents, PlanCheck((*wrong, *broken, *faults), tuple(old), is_same), basis)
 
 
 def _check_sections(contents: Mapping[str, Any], roots: Sequence[Path], *, stale: bool | None) -> SectionCheck:
@@ -371,7 +372,7 @@ def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
     return {"arrivals": "poisson", "seconds": seconds, "seed": SEED, "outcomes": outcomes}
 
 
-def broken_promises(file: PlanFile, costs: TableCosts) -> list[str]:
+def _broken_promises(file: PlanFile, costs: TableCosts) -> list[str]:
     """Tenants that miss more SLOs in a simulation than the plan promises, a sentence for each."""
     if file.misses is None:
         return []
