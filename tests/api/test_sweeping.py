@@ -11,7 +11,7 @@ import pytest
 
 import cotenant
 from commands import Run
-from cotenant.api.sweeping import Sweep
+from cotenant.api.sweeping import SweepResult
 from cotenant.errors import CotenantError
 from repositories import write_good
 
@@ -63,8 +63,8 @@ def test_the_command_prints_draws_and_tells_what_the_function_returns(root: Path
 def test_values_that_are_names_are_drawn_side_by_side(root: Path) -> None:
     found = cotenant.sweep(WORKLOAD, root, "policy", ["edf", "fcfs"], settings=ONE_CORE)
     assert "policy: edf, fcfs" in found.svg()
-    assert Sweep("rate", (), ()).svg()
-    assert Sweep("rate", (1,), found.runs[:1]).svg()
+    assert SweepResult("rate", (), ()).svg()
+    assert SweepResult("rate", (1,), found.runs[:1]).svg()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from cotenant import linux
-from cotenant.serve.processor_time import ENGINE, FRONT_END, LOADER, WORKER, ProcessorTime
+from cotenant.profiles.server_cost import ENGINE, FRONT_END, WORKER
+from cotenant.serve.processor_time import LOADER, ProcessorTime
 
 
 def test_the_time_of_a_process_stays_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

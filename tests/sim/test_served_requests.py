@@ -16,9 +16,9 @@ from cotenant.profiles.server_cost import (
     GRPC,
     HTTP,
     PROTOCOLS,
-    Demand,
     ProcessCost,
     RequestCost,
+    RequestRate,
     ServerCost,
     busy,
     overload,
@@ -44,9 +44,10 @@ def test_a_large_request_costs_its_kibibytes() -> None:
 
 def test_a_lone_request_takes_the_processor_times_and_the_rest_of_its_latency() -> None:
     workload = parse_workload({"duration_s": 1.0, "tenant": [{"model": "a", "rate": 5.0}]})
-    way = ServedRequests(cost(), {"a": SMALL}, 2).way(workload, 1, 1)
+    requests = ServedRequests(cost(), {"a": SMALL}, 2)
+    way = requests.way(workload, 1, 1)
     assert way.enter(0, 1000) == (1000, pytest.approx(1000 + 150 * US, rel=0.01))
-    assert way.later_ns(0) == (400 - 150 - 30) * US
+    assert requests.later_ns(HTTP) == (400 - 150 - 30) * US
 
 
 @given(
@@ -58,7 +59,7 @@ def test_queues_serve_in_order_one_request_at_a_time(
     gaps: list[tuple[int, int]], front_ends: int, times: tuple[int, int]
 ) -> None:
     front, engine = times
-    way = Way([(front, engine, 0), (2 * front, engine, 0)], front_ends)
+    way = Way([(front, engine), (2 * front, engine)], front_ends)
     now, free, last = 0, [0] * front_ends, 0
     for position, gap in gaps:
         now += gap
@@ -71,7 +72,7 @@ def test_queues_serve_in_order_one_request_at_a_time(
 
 @pytest.mark.parametrize(("rate", "expected"), [(5000.0, ""), (9000.0, "--frontends 2")])
 def test_what_is_too_much_for_one_front_end_is_said(rate: float, expected: str) -> None:
-    demands = [Demand(HTTP, rate / 2, SMALL), Demand(GRPC, rate / 2, SMALL)]
+    demands = [RequestRate(HTTP, rate / 2, SMALL), RequestRate(GRPC, rate / 2, SMALL)]
     assert busy(cost(), demands)["front_end"] == pytest.approx(rate * 1e-4)
     assert expected in (found := overload(cost(), demands))
     assert bool(found) == bool(expected)
@@ -79,7 +80,7 @@ def test_what_is_too_much_for_one_front_end_is_said(rate: float, expected: str) 
 
 
 def test_more_than_an_engine_can_do_is_said() -> None:
-    assert "the engine" in overload(cost(1, 100), [Demand(HTTP, 9000.0, SMALL)])
+    assert "the engine" in overload(cost(1, 100), [RequestRate(HTTP, 9000.0, SMALL)])
 
 
 def test_requests_use_cores_outside_the_lanes_first() -> None:

@@ -243,11 +243,11 @@ class Simulation:
         if scenario.requests is not None:
             load = scenario.requests.load(spec, seed, scenario.cores)
             inflation = 1 / (1 - load.lanes_share)
-        chosen_us = DECISION_US if self._options.decision_us is None else self._options.decision_us
-        is_measured = scenario.requests is not None and self._options.decision_us is None
+        usual_us = DECISION_US if scenario.requests is None else launch_ns / 1000
+        chosen_us = self._options.decision_us
         assumptions = Assumptions(
             self._options.noise,
-            launch_ns if is_measured else round(chosen_us * 1000),
+            round(1000 * (usual_us if chosen_us is None else chosen_us)),
             inflation=dict.fromkeys(scenario.tables, inflation) if inflation != 1.0 else {},
         )
         outcomes = run_scenario(

@@ -28,7 +28,7 @@ _log = logging.getLogger("cotenant.simulate")
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Tabular):
+class SweepResult(Tabular):
     """Runs by value of a key. The sequences are equally long; interrupted sweeps have the values that were done."""
 
     key: str
@@ -92,7 +92,7 @@ def sweep(
     policy: str | None = None,
     settings: Mapping[str, object] = MappingProxyType({}),
     noise: float = 0.05,
-) -> Sweep:
+) -> SweepResult:
     """Simulate a workload once for each value of a key, as `cotenant sweep` does.
 
     `key` is a key of `cotenant.toml` or of a tenant as in the settings of `simulate` ("tenant.resnet.slo_ms"), or
@@ -111,7 +111,7 @@ def sweep(
     spec = workload_of(workload, models)
     policies = () if policy is None else (policy,)
     steps = swept(spec, models, key, values, policies, settings, SimulationOptions(noise=noise))
-    return Sweep(key, tuple(values), tuple(run for _, run in steps))
+    return SweepResult(key, tuple(values), tuple(run for _, run in steps))
 
 
 def swept(

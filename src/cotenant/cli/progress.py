@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-OnProgress = Callable[[int, int, str], None]
-"""Called with the steps done, all steps (0 if unknown), and the present step."""
+if TYPE_CHECKING:
+    from cotenant.measure.campaign import OnStep
+
 APPEARS_S = 2.0
 """Commands that end sooner print no progress."""
 PAUSE_S = 10.0
@@ -21,8 +22,11 @@ PAUSE_S = 10.0
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool = False) -> Iterator[OnProgress]:
-    """Show progress of a block from APPEARS_S on; the value is the callback. With `quiet` nothing is shown."""
+def progress(what: str, *, quiet: bool = False) -> Iterator[OnStep]:
+    """Show progress of a block from APPEARS_S on; the value is the callback, with 0 steps in all where unknown.
+
+    With `quiet` nothing is shown.
+    """
     from cotenant.cli.console import console
 
     shown = Shown(what)

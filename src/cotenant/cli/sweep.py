@@ -11,7 +11,7 @@ from cotenant.cli.options import AsJson, Repository, SettingsOptions, Stale, a_n
 from cotenant.cli.records import with_records
 
 if TYPE_CHECKING:
-    from cotenant.api.sweeping import Sweep
+    from cotenant.api.sweeping import SweepResult
     from cotenant.report.fitted_table import FittedTable
 
 
@@ -38,8 +38,7 @@ def sweep(
 ) -> None:
     """Simulate a workload once for each value of a key. Ctrl-C shows the values that are done."""
     from cotenant.api.simulation import SimulatedRun, SimulationOptions, workload_of
-    from cotenant.api.sweeping import Sweep as Found
-    from cotenant.api.sweeping import swept
+    from cotenant.api.sweeping import SweepResult, swept
     from cotenant.cli.console import console
     from cotenant.cli.progress import progress, reading
     from cotenant.files import write_whole
@@ -58,7 +57,7 @@ def sweep(
             is_whole = False
             if not done:
                 raise
-    found = Found(key, tuple(value for value, _ in done), tuple(run for _, run in done))
+    found = SweepResult(key, tuple(value for value, _ in done), tuple(run for _, run in done))
     if svg is not None:
         write_whole(svg, found.svg().encode())
     if as_json:
@@ -71,7 +70,7 @@ def sweep(
         print(f"Written: {svg}")
 
 
-def sweep_table(found: Sweep) -> FittedTable:
+def sweep_table(found: SweepResult) -> FittedTable:
     """A row for each value: the attainment of each tenant, the least of them, and goodput."""
     from cotenant.report.fitted_table import FittedTable
     from cotenant.report.tables import percent

@@ -26,18 +26,21 @@ from cotenant.load.generator import run_load
 from cotenant.load.http import HttpPool
 from cotenant.profiles.profile_file import Profile, save_profile
 from cotenant.profiles.server_cost import (
+    ENGINE,
+    FRONT_END,
     GRPC,
     HTTP,
     JSON,
     PROCESSES,
     PROTOCOLS,
+    WORKER,
     ProcessCost,
     RateFactors,
     RequestCost,
     ServerCost,
 )
 from cotenant.repository import profile_path
-from cotenant.serve.processor_time import ENGINE, FRONT_END, WORKER, ProcessorTime
+from cotenant.serve.processor_time import ProcessorTime
 from cotenant.serve.server_process import RunningServer, running
 from cotenant.types import Outcome
 from cotenant.wire.encode import grpc_request, http_request
@@ -146,7 +149,7 @@ async def _measured(server: RunningServer, front_ends: int, on_step: OnStep) -> 
         before, seconds = await _counted(pool), used.seconds()
         await send()
         later, after = used.seconds(), await _counted(pool)
-        cpu = {process: (later[process] - seconds[process]) * 1e9 / count for process in (ENGINE, FRONT_END, WORKER)}
+        cpu = {process: (later[process] - seconds[process]) * 1e9 / count for process in PROCESSES}
         return _Spent(cpu, *((new - old) / count for old, new in zip(before, after, strict=True)))
 
     async def spent_at(rate_per_s: float) -> _Spent:
@@ -171,7 +174,7 @@ async def _measured(server: RunningServer, front_ends: int, on_step: OnStep) -> 
             model_ns = alone.model_ns
             requests[protocol] = _cost(small, alone, read, write, refused)
         begun_s = time.monotonic()
-        merged = await spent(PROTOCOLS[0], _MERGED, _REQUESTS, _MANY)
+        merged = await spent(HTTP, _MERGED, _REQUESTS, _MANY)
         by_rate = {(_REQUESTS + _WARM_UP) / (time.monotonic() - begun_s): merged}
         step("launches of several requests")
         for rate in _RATES_PER_S:
@@ -273,11 +276,10 @@ def _with_launches(
 
 def _factors(cost: ServerCost, rate_per_s: float, seen: _Spent, model_ns: float) -> RateFactors:
     """Processor times of small requests at a rate over those of the busy runs, launches included."""
-    request, own = cost.requests[HTTP], dict(zip(PROCESSES, (FRONT_END, ENGINE, WORKER), strict=True))
-    launches = {"front_end": 0, "engine": cost.launch_engine_ns, "worker": cost.launch_worker_ns}
+    launches = {FRONT_END: 0, ENGINE: cost.launch_engine_ns, WORKER: cost.launch_worker_ns}
     found = {}
-    for name, process in own.items():
-        expected = getattr(request, name).ns + seen.launches * launches[name]
+    for process, launch_ns in launches.items():
+        expected = getattr(cost.requests[HTTP], process).ns + seen.launches * launch_ns
         spent = seen.cpu_ns[process] - (seen.launches * model_ns if process == WORKER else 0.0)
-        found[name] = round(max(0.0, spent) / expected, 3) if expected else 1.0
+        found[process] = round(max(0.0, spent) / expected, 3) if expected else 1.0
     return RateFactors(round(rate_per_s, 1), **found)

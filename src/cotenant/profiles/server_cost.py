@@ -11,7 +11,8 @@ import numpy as np
 HTTP, JSON, GRPC = "http", "json", "grpc"
 PROTOCOLS = (HTTP, JSON, GRPC)
 """HTTP with binary tensors, HTTP with tensors as JSON numbers, and gRPC."""
-PROCESSES = ("front_end", "engine", "worker")
+FRONT_END, ENGINE, WORKER = "front_end", "engine", "worker"
+PROCESSES = (FRONT_END, ENGINE, WORKER)
 MOST_BUSY = 0.85
 """Share of a core that a process with one loop can be busy while its queue stays short."""
 _KIB = 1024
@@ -95,7 +96,7 @@ class ServerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequestRate:
     """Requests that a server gets: `rate_per_s` requests per second of one protocol, `sizes` bytes in and out each."""
 
     protocol: str
@@ -103,7 +104,7 @@ class Demand:
     sizes: tuple[int, int]
 
 
-def busy(cost: ServerCost, demands: Iterable[Demand]) -> dict[str, float]:
+def busy(cost: ServerCost, demands: Iterable[RequestRate]) -> dict[str, float]:
     """Cores that each process needs for requests: `front_end`, `engine` and `worker`. Launches are not counted.
 
     A front-end or an engine cannot use more than one core: see `overload`.
@@ -119,7 +120,7 @@ def busy(cost: ServerCost, demands: Iterable[Demand]) -> dict[str, float]:
     }
 
 
-def overload(cost: ServerCost, demands: Iterable[Demand]) -> str:
+def overload(cost: ServerCost, demands: Iterable[RequestRate]) -> str:
     """Why the server cannot process so many requests, with the remedy; "" if it can."""
     wanted = list(demands)
     cores = busy(cost, wanted)

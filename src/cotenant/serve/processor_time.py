@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from cotenant import linux
 from cotenant.measure.busy import OthersClock
+from cotenant.profiles.server_cost import ENGINE, FRONT_END, WORKER
 
-ENGINE, FRONT_END, WORKER, LOADER = "engine", "front_end", "worker", "loader"
+LOADER = "loader"
 _KINDS = {
     "cotenant.serve.engine_process": ENGINE,
     "cotenant.serve.frontend_process": FRONT_END,

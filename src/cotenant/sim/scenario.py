@@ -371,8 +371,10 @@ def run_scenario(
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
     slo_ns = scenario.slo_ns
-    way = None if scenario.requests is None else scenario.requests.way(scenario.workload, seed, scenario.cores)
-    later_ns = {name: 0 if way is None else way.later_ns(position) for position, name in enumerate(names)}
+    requests = scenario.requests
+    later_ns = {
+        load.name: 0 if requests is None else requests.later_ns(load.protocol) for load in scenario.workload.tenants
+    }
     noise_seed = seed if noise_seed is None else noise_seed
     wire = Random(f"wire {noise_seed}")  # a stream of its own: the world's draws stay as they are
 

@@ -132,8 +132,9 @@ class Counters:
         """Counters of removed tenants, continued if a tenant returns."""
         self._on_slo_change = on_slo_change
         self.leading_cause: Callable[[str], str | None] = lambda _: None
-        self.on_predictor: Callable[[TablePredictor], None] = lambda _: None
         """Returns the main cause of a tenant's recent losses; set by the server to its loss account."""
+        self.on_predictor: Callable[[TablePredictor], None] = lambda _: None
+        """Called with a new predictor."""
         self._lock = threading.Lock()
         self._open: dict[int, Query] = {}
         self._left_out: set[int] = set()

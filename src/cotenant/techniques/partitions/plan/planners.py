@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,11 +63,8 @@ def make_planner(name: str, headroom: float = 0.0, effort: float = 1.0) -> Plann
 
 
 @dataclass(frozen=True, slots=True)
-class ForBursts(Planner):
-    """Planner for Poisson arrivals: plans for the rates of `with_poisson_headroom` by the planner `within`.
-
-    Its plans have these larger rates. `within` should have no headroom of its own.
-    """
+class PlannerAround(Planner, ABC):
+    """Planner that changes the request, or judges the plans, of the planner `within`, and has its name."""
 
     within: Planner
 
@@ -74,6 +72,20 @@ class ForBursts(Planner):
     @override
     def name(self) -> str:
         return self.within.name
+
+    @abstractmethod
+    @override
+    def plan(
+        self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
+    ) -> Plan | Infeasible: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForBursts(PlannerAround):
+    """Planner for Poisson arrivals: plans for the rates of `with_poisson_headroom` by the planner `within`.
+
+    Its plans have these larger rates. `within` should have no headroom of its own.
+    """
 
     @override
     def plan(
@@ -85,22 +97,16 @@ class ForBursts(Planner):
 
 
 @dataclass(frozen=True, slots=True)
-class ForServers(Planner):
+class ForServers(PlannerAround):
     """Planner that refuses more requests than the servers of the devices can process; else `within` plans.
 
     `overload` says why servers of these devices cannot process so many requests, by rows a second of each model, or is
     "". `later`: tenants that no request is for, as later stages of applications are. Rates count `factor` times.
     """
 
-    within: Planner
     overload: Callable[[Mapping[str, float], Sequence[DeviceType]], str]
     later: Collection[str] = ()
     factor: float = 1.0
-
-    @property
-    @override
-    def name(self) -> str:
-        return self.within.name
 
     @override
     def plan(

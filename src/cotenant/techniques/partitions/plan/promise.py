@@ -11,15 +11,8 @@ from typing_extensions import override
 from cotenant.errors import InvalidValueError, PlanError
 from cotenant.metrics import Summary
 from cotenant.techniques.partitions.plan.application import Application
-from cotenant.techniques.partitions.plan.types import (
-    MISSES,
-    Costs,
-    DeviceType,
-    Infeasible,
-    Load,
-    Plan,
-    Planner,
-)
+from cotenant.techniques.partitions.plan.planners import PlannerAround
+from cotenant.techniques.partitions.plan.types import MISSES, Costs, DeviceType, Infeasible, Load, Plan
 from cotenant.techniques.partitions.world import simulate_plan
 
 SIMULATED_S = 60.0
@@ -64,7 +57,7 @@ def missed(summary: Summary) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Promising(Planner):
+class Promising(PlannerAround):
     """Planner of plans that simulations confirm: each tenant and application misses at most `misses` of its SLOs.
 
     While a simulation shows more, `within` plans again for higher rates of these tenants, then for tighter SLOs, too.
@@ -73,7 +66,6 @@ class Promising(Planner):
     Raises InvalidValueError for a share outside of (0, 1).
     """
 
-    within: Planner
     misses: float
     applications: tuple[Application, ...] = ()
     rows: int = SIMULATED_ROWS
@@ -81,11 +73,6 @@ class Promising(Planner):
     def __post_init__(self) -> None:
         if not 0.0 < self.misses < 1.0:
             raise InvalidValueError("plan", "misses", self.misses, "a share above 0 and below 1, as 0.01 or 1%")
-
-    @property
-    @override
-    def name(self) -> str:
-        return self.within.name
 
     @override
     def plan(

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from cotenant.errors import PlanError
 from cotenant.predict.latency import LatencyModel
 from cotenant.profiles.profile_file import QUANTILES, ModelProfile, load_profile
-from cotenant.profiles.server_cost import HTTP, Demand, ServerCost, overload
+from cotenant.profiles.server_cost import HTTP, RequestRate, ServerCost, overload
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
@@ -78,7 +78,7 @@ class ProfileCosts:
 
     def overload(self, rates: Mapping[str, float]) -> str:
         """Why a server cannot process so many requests of one row, or "". `rates`: rows a second by model."""
-        demands = [Demand(HTTP, rate, self.row_bytes.get(model, (0, 0))) for model, rate in rates.items()]
+        demands = [RequestRate(HTTP, rate, self.row_bytes.get(model, (0, 0))) for model, rate in rates.items()]
         return "" if self.server is None else overload(self.server, demands)
 
 
